@@ -25,8 +25,8 @@ from deployments.replica_plan import counted_shape
 from deployments.text_generator import TextGenerator
 from deployments.text_pooler import TextPooler
 from deployments.user_config import given_settings
-from serve_app.backends.cluster_state import deployed_files
-from serve_app.backends.model_files import Nodes, unreadable
+from serve_app.backends.cluster_state import deployed_files, running_num_cpus
+from serve_app.backends.model_files import Nodes, RayNodes, unreadable
 from serve_app.backends.model_router import PATH as MODEL_ROUTER
 from serve_app.commands import worker_logs
 from serve_app.commands.announcement import Announcement, local_url
@@ -38,11 +38,19 @@ from serve_app.config import (
     AppConfig,
     AuthConfig,
     ModelConfig,
+    number,
 )
 from serve_app.ingress import Ingress, listening_host, listening_options
 from serve_app.keys.api_keys import KeyRing, load_api_keys
 from serve_app.keys.ledger import KeyLedger
 from serve_app.middleware.auth import require_protection
+from serve_app.placement import (
+    DESCRIBING_NUM_CPUS,
+    INGRESS_NUM_CPUS,
+    Node,
+    choose_num_cpus,
+    demands_of,
+)
 from serve_app.served_models import ServedModels
 from serve_app.sharing import resolve_models, to_spec
 from serve_app.shipped_files import SHIPPED
@@ -51,13 +59,6 @@ MIN_ONGOING_REQUESTS = 512
 """Ray's routers must not hold a burst back: the model's replica queues and refuses requests."""
 
 LOOPBACK = "127.0.0.1"
-
-INGRESS_NUM_CPUS = 0.2
-"""What Ray reserves for the ingress if the file says nothing; Ray's own default is a whole core."""
-
-DESCRIBING_NUM_CPUS = 0.01
-"""What a deployment that only answers a question now and then reserves. Not 0, with which Ray would
-also take a node that is to hold no replicas, such as a head."""
 
 UNAUTHENTICATED_RAY = (
     "Ray asks for no token: anyone who can reach one of its ports, or a replica's, can run code on "
@@ -92,7 +93,7 @@ def build(args: AppConfig) -> Application:
     # Checked before any model loads. If Serve has not started yet, the ingress checks it.
     if host is not None:
         require_protection(host, keys is not None, args.auth.allow_anonymous)
-    handles, specs = _bind_models(args)
+    handles, specs = _bind_models(args, keys)
     num_ongoing = max(MIN_ONGOING_REQUESTS, args.ongoing_requests)
     ledger = _bind_ledger(keys, num_ongoing) if keys is not None and keys.limited else None
     ingress = serve.deployment(
@@ -136,7 +137,9 @@ def _entry(model: ModelConfig | Mapping[str, Any] | str) -> ModelConfig | dict[s
     return model if isinstance(model, ModelConfig) else dict(model)
 
 
-def _bind_models(args: AppConfig) -> tuple[dict[str, Application], list[ModelSpec]]:
+def _bind_models(
+    args: AppConfig, keys: KeyRing | None = None
+) -> tuple[dict[str, Application], list[ModelSpec]]:
     """Bind a deployment for each model, by its id; return them with what their replicas know.
 
     Raises:
@@ -148,8 +151,13 @@ def _bind_models(args: AppConfig) -> tuple[dict[str, Application], list[ModelSpe
         id_: replace(spec, tracing=tracing)
         for id_, spec in resolve_models(args.models, _num_cluster_gpus(), _read_shape).items()
     }
-    require_startable(args, specs.values(), deployed_files())
-    handles = {model.id: _bind(model, specs[model.id]) for model in args.models}
+    files = deployed_files()
+    require_startable(args, specs.values(), files)
+    num_cpus = resolve_num_cpus(args, specs, files, keys)
+    handles = {
+        model.id: _bind(model, specs[model.id], num_cpus[model.deployment_name])
+        for model in args.models
+    }
     return handles, list(specs.values())
 
 
@@ -217,6 +225,43 @@ def user_config_problems(args: AppConfig, files: Iterable[ServeApplicationSchema
                 yield f"{section.name}: user_config: {error}"
 
 
+def resolve_num_cpus(
+    args: AppConfig,
+    specs: Mapping[str, ModelSpec],
+    files: Iterable[ServeApplicationSchema],
+    keys: KeyRing | None,
+    nodes: Nodes | None = None,
+) -> dict[str, float]:
+    """Return the cores that Ray reserves for each replica, by the model's deployment.
+
+    Args:
+        args: The `args:` of the application that is built.
+        specs: Its models, by id.
+        files: See `user_config_problems`.
+        keys: The keys of the application.
+        nodes: The nodes that the cluster has now; None asks Ray.
+    """
+    given = {model.deployment_name: number(model.num_cpus) for model in args.models}
+    if None in given.values():
+        file = next((each for each in files if _has_args(each, args)), None)
+        sections = () if file is None else file.model_dump(exclude_unset=True).get("deployments")
+        cluster = [
+            Node(each.get("CPU", 0.0), int(each.get("GPU", 0.0)))
+            for each in (nodes or RayNodes()).resources()
+        ]
+        demands = demands_of(
+            args,
+            sections or (),
+            {id_: spec.num_gpus for id_, spec in specs.items()},
+            has_ledger=keys is not None and bool(keys.limited),
+            most=max(1, int(sum(node.num_cpus for node in cluster))),
+        )
+        running = {} if file is None else running_num_cpus(file.name)
+        given |= choose_num_cpus(demands, cluster, running)
+    # A section's `ray_actor_options` stand in for the number of an entry that they name none for.
+    return {name: 1.0 if cpus is None else cpus for name, cpus in given.items()}
+
+
 def _has_args(file: ServeApplicationSchema, args: AppConfig) -> bool:
     try:
         return AppConfig.model_validate(file.args) == args
@@ -250,11 +295,11 @@ def _bind_ledger(keys: KeyRing, num_ongoing: int) -> Application:
     return deployment.bind(keys.limited)
 
 
-def _bind(model: ModelConfig, spec: ModelSpec) -> Application:
+def _bind(model: ModelConfig, spec: ModelSpec, num_cpus: float) -> Application:
     deployment = serve.deployment(
         name=model.deployment_name,
         max_ongoing_requests=max(MIN_ONGOING_REQUESTS, model.ongoing_requests()),
-        ray_actor_options={"num_cpus": model.num_cpus, "num_gpus": spec.num_gpus},
+        ray_actor_options={"num_cpus": num_cpus, "num_gpus": spec.num_gpus},
         request_router_config={"request_router_class": MODEL_ROUTER},
     )(TextGenerator if model.task == "generate" else TextPooler)
     return deployment.bind(spec)

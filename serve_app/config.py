@@ -6,9 +6,10 @@ one. `make table` makes docs/configuration.md from the fields and the docstrings
 """
 
 from difflib import get_close_matches
+from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from deployments.engine.sampling_params import MAX_NUM_STOPS
 from deployments.model_spec import MAX_AUTO_SEQS, Task
@@ -139,8 +140,10 @@ class ModelConfig(StrictModel):
     is a whole GPU if there is one for each model of the file, else what the model needs beside the
     others. `raystream plan` shows it.
     """
-    num_cpus: float = Field(default=1, ge=0)
+    num_cpus: Auto | Annotated[float, Field(ge=0)] = "auto"
     """CPUs that Ray reserves for each replica. It decides where a replica fits and limits nothing.
+    auto is 1, or less if all replicas of the file need less to fit on the nodes that the cluster
+    has when the file is deployed. Where nodes are added with the load, write a number.
     """
     num_threads: Auto | Annotated[int, Field(ge=1, le=1024)] = "auto"
     """Threads that a model on a CPU computes with. auto takes all cores for large models, and all
@@ -364,9 +367,51 @@ class StructuredOutputsConfig(StrictModel):
     """
 
 
+class Scope(StrEnum):
+    """What a key may do besides using the models."""
+
+    OPERATE = "operate"
+    """See what all users of the server do; `serve_app.keys.access` checks it."""
+
+
+Limit = Annotated[int | None, Field(ge=1)]
+
+
+class ApiKey(StrictModel):
+    """One key."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.@-]{1,64}$")
+    """Names the key in the access log and in metrics."""
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """The key's SHA-256, in hexadecimal."""
+    requests_per_minute: Limit = None
+    """Limit on POST requests; null sets no limit, here and in the next two."""
+    tokens_per_minute: Limit = None
+    """Limit on tokens of prompts and answers together."""
+    max_concurrent_streams: Limit = None
+    """Limit on POST requests that run at the same time."""
+    scopes: tuple[Scope, ...] = ()
+    """What the key may do besides using the models: `operate` sees what all users do."""
+
+    @field_validator("scopes", mode="before")
+    @classmethod
+    def _refuse_a_word(cls, scopes: Any) -> Any:
+        if isinstance(scopes, str):
+            raise ValueError(f"write a list: [{Scope.OPERATE}]")
+        return scopes
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the key has any limit."""
+        limits = (self.requests_per_minute, self.tokens_per_minute, self.max_concurrent_streams)
+        return limits != (None, None, None)
+
+
 class AuthConfig(StrictModel):
     """Authentication. Without keys, the server must listen only on this machine."""
 
+    api_keys: tuple[ApiKey, ...] = ()
+    """Hashed keys, as in a file of keys. `raystream serve --api-key` writes one here."""
     api_keys_file: str | None = Field(default=None, min_length=1)
     """A YAML file of hashed keys. The environment variable `RAYSTREAM_API_KEYS` adds keys to it or
     takes its place: `name:sha256` pairs with commas between them, or one plain key.
@@ -382,10 +427,11 @@ class AuthConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
-        if self.api_keys_file is not None and self.allow_anonymous:
-            raise ValueError(
-                "api_keys_file and allow_anonymous: true contradict each other; leave one out"
-            )
+        for key in ("api_keys", "api_keys_file"):
+            if getattr(self, key) and self.allow_anonymous:
+                raise ValueError(
+                    f"{key} and allow_anonymous: true contradict each other; leave one out"
+                )
         return self
 
 

@@ -109,6 +109,30 @@ def deployed_files() -> Sequence[ServeApplicationSchema]:
     return tuple(found.values())
 
 
+def running_num_cpus(application: str) -> Mapping[str, float]:
+    """Return the cores that Ray reserves for each replica of an application's deployments.
+
+    Args:
+        application: Its name. Nothing is returned if it does not run, or the controller does not
+            answer.
+    """
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return {}
+    try:
+        asked = client._controller.get_serve_instance_details.remote()
+        details = ray.get(asked, timeout=TIMEOUT_S)
+    except RayError as error:
+        logger.warning("Serve's controller did not tell what runs: %s", error)
+        return {}
+    deployments = details["applications"].get(application, {}).get("deployments", {})
+    return {
+        name: float(options["num_cpus"])
+        for name, each in deployments.items()
+        if (options := each["deployment_config"].get("ray_actor_options") or {}).get("num_cpus")
+    }
+
+
 async def deployment_states(
     application: str, replicas: Mapping[str, RunningReplicas]
 ) -> Mapping[str, DeploymentState]:

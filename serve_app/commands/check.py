@@ -1,20 +1,16 @@
-"""`raystream check FILE`: finds mistakes in a Serve configuration before Ray reads it.
+"""Part of `raystream check`: finds mistakes in a Serve configuration, wherever it will be served.
 
-Ray silently accepts a mistyped key, and checks some sections only on the cluster. This command
-checks the whole file: its YAML (duplicate keys are refused), the keys and values of Ray's sections,
-also what Ray refuses only when it deploys them (`ray_check`), `args:` by `serve_app.config`, what
-the two must agree on, and of the models' files what shows that no replica would load them. It
-neither starts Ray nor loads a model.
+Ray silently accepts a mistyped key, and checks some sections only on the cluster. The whole file is
+checked here: its YAML (no key twice), the keys and values of Ray's sections, also what
+Ray refuses only when it deploys them (`ray_check`), `args:` by `serve_app.config`, and what the two
+must agree on. `preflight` adds what this machine tells: the models' files, its cores and ports.
 """
 
 import os
 import re
-import sys
 from collections.abc import Iterator
-from contextlib import chdir
 from copy import deepcopy
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import yaml
@@ -24,8 +20,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
 from deployments.autoscaling import LoadPolicy
-from deployments.compute.checkpoint import check_checkpoint
-from deployments.compute.errors import UnsupportedModelError
+from serve_app.commands.compose import BUILDER
 from serve_app.commands.header_check import header_problems
 from serve_app.commands.queue_check import ingress_queue_problems, queue_problems
 from serve_app.commands.ray_check import application_problems, server_problems
@@ -39,10 +34,8 @@ from serve_app.config import (
 )
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
 from serve_app.middleware.auth import UnprotectedServerError, require_protection
-from serve_app.sharing import to_spec
 from serve_app.strict_yaml import UniqueKeyLoader
 
-BUILDER = "serve_app.app:build"
 LOAD_POLICY = "deployments.autoscaling:LoadPolicy"
 OWN_NAMES = (INGRESS_NAME, LEDGER_NAME)
 
@@ -90,22 +83,6 @@ class BatchingConfig(StrictModel):
     """In place of the model entry's. null keeps the entry's."""
     max_queued_tokens: int | None = Field(default=None, ge=0, strict=True)
     """In place of the model entry's. null keeps the entry's."""
-
-
-def check_file(name: str) -> bool:
-    """Print the mistakes in a file, or that there are none; return whether it is correct."""
-    try:
-        text = Path(name).read_text(encoding="utf-8")
-        with chdir(Path(name).parent):  # from which relative paths in the file start
-            found = find_problems(text)
-        problems = [f"{place(name, text, each)}: {each}" for each in found]
-    except (OSError, UnicodeDecodeError) as error:
-        problems = [f"{name}: {error}"]
-    for problem in problems:
-        sys.stderr.write(f"{problem}\n")
-    if not problems:
-        sys.stdout.write(f"{name}: every key is known and every value is valid\n")
-    return not problems
 
 
 def place(name: str, text: str, problem: str) -> str:
@@ -277,9 +254,10 @@ def _protection_problem(document: dict[str, Any], config: AppConfig, path: str) 
     The file of keys is not read: it may be on another machine.
     """
     host = (document.get("http_options") or {}).get("host", HTTPOptionsSchema().host)
-    has_keys = config.auth.api_keys_file is not None or bool(os.environ.get(ENVIRONMENT_VARIABLE))
+    auth = config.auth
+    has_keys = bool(auth.api_keys or auth.api_keys_file or os.environ.get(ENVIRONMENT_VARIABLE))
     try:
-        require_protection(host, has_keys, config.auth.allow_anonymous)
+        require_protection(host, has_keys, auth.allow_anonymous)
     except UnprotectedServerError as error:
         yield f"{path}.args.auth: {error}"
 
@@ -310,17 +288,7 @@ def _our_problems(document: dict[str, Any], application: dict[str, Any], path: s
         problems += _deployment_problems(application, config, path)
         problems += _protection_problem(document, config, path)
         problems += header_problems(config, path, os.environ)
-        problems += _checkpoint_problems(config, f"{path}.args.models")
     return problems + invalid
-
-
-def _checkpoint_problems(config: AppConfig, path: str) -> Iterator[str]:
-    """Yield why models can't be served, as far as their files are on this machine."""
-    for index, model in enumerate(config.models):
-        try:
-            check_checkpoint(to_spec(model, 0).source, model.revision, local_only=True)
-        except UnsupportedModelError as error:
-            yield f"{path}[{index}].source: {error}"
 
 
 def _deployment_problems(

@@ -6,6 +6,7 @@ only supervises it, so Ray and torch would take its memory for nothing.
 
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
@@ -24,6 +25,27 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+
+
+def _tell_version(asked: bool) -> None:
+    """Print the version and end, if `--version` asks for it."""
+    if asked:
+        typer.echo(f"raystream {version('raystream')}")
+        raise typer.Exit
+
+
+@app.callback()
+def raystream(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Serve transformer models from Ray Serve, on this machine or a cluster."""
+
 
 ConfigFile = Annotated[
     Path,
@@ -55,22 +77,75 @@ KeyScopes = Annotated[
 
 @app.command()
 def serve(
-    file: Annotated[
-        Path | None,
+    names: Annotated[
+        list[str] | None,
         typer.Argument(
+            metavar="[FILE | MODEL...]",
+            help="A Serve configuration (.yaml), or models: folders, or ids of hub repositories, "
+            "with @REVISION if not the newest. Without any: serve_config.yaml of this folder, or "
+            "the embedded models if there is none.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    host: Annotated[
+        str | None, typer.Option(help="Where to listen; 127.0.0.1 for models.", show_default=False)
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="The port; 8000 for models.", show_default=False),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="A key that clients need. Other users see it in the list of processes: better in "
+            "the environment, as RAYSTREAM_API_KEYS.",
+            show_default=False,
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="generate, classify or embed. Without it: what a model's files say.",
+            show_default=False,
+        ),
+    ] = None,
+    num_replicas: Annotated[
+        int | None, typer.Option(min=1, help="Replicas of each model; 1.", show_default=False)
+    ] = None,
+    num_gpus: Annotated[
+        str | None,
+        typer.Option(help="GPUs of each replica: 0, a share of one, or auto.", show_default=False),
+    ] = None,
+    num_cpus: Annotated[
+        str | None,
+        typer.Option(help="Cores that each replica reserves, or auto.", show_default=False),
+    ] = None,
+    max_model_len: Annotated[
+        str | None,
+        typer.Option(help="Tokens of prompt and answer together, or auto.", show_default=False),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(
             metavar="FILE",
-            help="A Serve configuration. Without it: serve_config.yaml of this folder, or the "
-            "embedded models if there is none.",
+            help="Also write the configuration that is served, to be changed.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Serve a file's models on this machine until Ctrl-C.
+    """Serve models, or a file's models, on this machine until Ctrl-C.
 
-    The file is checked first, as `raystream check` does, and that the server's ports are free. Ray
-    is started and ended with the server; a cluster that already runs here is left alone. On a
-    cluster, use `serve deploy FILE` or KubeRay.
+    For example: `raystream serve Qwen/Qwen2.5-0.5B-Instruct --port 8001`, or `raystream serve
+    ./my-model`. A model's task, chat template and type are found in its files. Options stand in
+    for keys of the file of the same names.
+
+    Everything is checked first, as `raystream check` does, and that the ports are free. Ray is
+    started and ended with the server; a cluster that already runs here is left alone. On a cluster,
+    use `serve deploy FILE` or KubeRay.
     """
+    from serve_app.commands.compose import ServeOptions
+    from serve_app.commands.new_key import InvalidKeyError, hash_of
     from serve_app.commands.server_environment import (
         MissingHAProxyError,
         NoFolderError,
@@ -78,17 +153,35 @@ def serve(
     )
     from serve_app.commands.supervise import run_supervised
 
-    if file is None:
-        file = HERE if HERE.exists() else CONFIG
-    if file is CONFIG:
-        typer.echo(f"There is no {HERE} here, so the embedded models are served.")
-        typer.echo("To serve others: raystream new-config")
-        os.chdir(SHIPPED)  # a folder `models` here must not stand in for the embedded ones
+    if not names:
+        names = [str(HERE if HERE.exists() else CONFIG)]
+        if names == [str(CONFIG)]:
+            typer.echo(f"There is no {HERE} here, so the embedded models are served.")
+            typer.echo("To serve others: raystream serve MODEL, or raystream new-config")
+            os.chdir(SHIPPED)  # a folder `models` here must not stand in for the embedded ones
+    try:
+        sha256 = None if api_key is None else hash_of(api_key)
+    except InvalidKeyError as error:
+        raise typer.BadParameter(str(error), param_hint="--api-key") from None
+    options = ServeOptions(
+        tuple(names),
+        host=host,
+        port=port,
+        task=task,
+        num_replicas=num_replicas,
+        num_gpus=num_gpus,
+        num_cpus=num_cpus,
+        max_model_len=max_model_len,
+        api_key_sha256=sha256,
+        save=None if save is None else str(save),
+    )
+    if (wrong := options.misuse()) is not None:
+        raise typer.BadParameter(wrong)
     # Ray writes its API's token to ~/.ray/auth_token, which other users must not read.
     os.umask(0o077)
     driver = (sys.executable, "-m", "serve_app.commands.driver")
     try:
-        code = run_supervised([*driver, str(file)], with_switches(os.environ))
+        code = run_supervised([*driver, *options.arguments()], with_switches(os.environ))
     except (MissingHAProxyError, NoFolderError) as error:
         _fail(str(error))
     raise typer.Exit(code)
@@ -136,9 +229,9 @@ def deploy(file: ConfigFile) -> None:
     it.
     """
     from serve_app.commands import operate
-    from serve_app.commands.check import check_file
+    from serve_app.commands.preflight import Depth, is_faultless
 
-    if not check_file(str(file)):
+    if not is_faultless(str(file), Depth.MACHINE):
         raise typer.Exit(1)
     try:
         operate.deploy(file, typer.echo)
@@ -251,14 +344,27 @@ def demo(
 
 
 @app.command()
-def check(file: ConfigFile) -> None:
+def check(
+    file: ConfigFile,
+    *,
+    file_only: Annotated[
+        bool,
+        typer.Option(
+            "--file-only",
+            help="The file is for another machine: leave out folders, keys, cores, GPUs, "
+            "addresses and ports of this one, and the hub.",
+        ),
+    ] = False,
+) -> None:
     """Name every mistake in a file, Ray's own sections included, without starting anything.
 
-    Ray accepts a mistyped key in silence, and checks some values only on the cluster.
+    Ray accepts a mistyped key in silence, and checks some values only on the cluster. This also
+    looks for the models' files, and for the cores and GPUs that their replicas ask for.
     """
-    from serve_app.commands.check import check_file
+    from serve_app.commands.preflight import Depth, check_file
 
-    raise typer.Exit(0 if check_file(str(file)) else 1)
+    is_right = check_file(str(file), Depth.FILE if file_only else Depth.MACHINE)
+    raise typer.Exit(0 if is_right else 1)
 
 
 @app.command()
@@ -298,6 +404,8 @@ def plan(
 ) -> None:
     """Show how memory would be divided, and what does not fit, from configurations only.
 
+    A FILE is checked first, as `raystream check` does; with --gpu-memory it is for another machine.
+
     For example: `raystream plan --model Qwen/Qwen2.5-7B-Instruct --gpu-memory 48GiB --share 0.5`
     """
     from serve_app.commands import plan as planning
@@ -315,21 +423,29 @@ def plan(
         raise typer.BadParameter("a FILE has its models' sizes, dtypes and shares itself")
     if gpus is not None and gpu_memory is None:
         raise typer.BadParameter("--gpus needs --gpu-memory, the memory of each")
+    is_right = True
     try:
         card = planning.card_of(gpu_memory, gpus or 1)
         if file is not None:
+            from serve_app.commands.preflight import Depth, is_faultless
+
+            is_here = gpu_memory is None
+            is_right = is_faultless(str(file), Depth.MACHINE if is_here else Depth.FILE)
             entries = planning.models_of(file)
         else:
             assert model is not None
             entries = (planning.entry_of(model, dtype, given),)
         found = planning.plan_models(entries, card, share)
     except planning.PlanError as error:
+        if not is_right:  # which has been told
+            raise typer.Exit(2) from None
         _fail(str(error), 2)
     if as_json:
         typer.echo(planning.as_json(found, card))
     else:
         planning.tell(found, card)
-    raise typer.Exit(1 if any(isinstance(each, planning.Refusal) for each in found) else 0)
+    has_refusal = any(isinstance(each, planning.Refusal) for each in found)
+    raise typer.Exit(0 if is_right and not has_refusal else 1)
 
 
 @app.command()

@@ -15,9 +15,10 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import redirect_stdout
+from contextlib import chdir, redirect_stdout
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Any
 from urllib.request import getproxies
@@ -40,14 +41,15 @@ from deployments.compute.errors import UnsupportedModelError
 from deployments.device.memory_budget import ModelTooLargeError
 from deployments.start_board import read_starts
 from serve_app.backends.serving_states import reason_in
-from serve_app.commands import preflight, worker_logs
+from serve_app.commands import worker_logs
 from serve_app.commands.announcement import (
     Announcement,
     StartFailedError,
     local_url,
     wait_until_ready,
 )
-from serve_app.commands.check import BUILDER
+from serve_app.commands.compose import BUILDER, Configuration, ServeOptions, configuration, in_words
+from serve_app.commands.preflight import Depth, examine, in_file
 from serve_app.commands.server_environment import HAPROXY
 from serve_app.commands.server_record import complete_record
 from serve_app.commands.start_screen import StartScreen
@@ -68,28 +70,67 @@ WORKER_HOOK = f"{worker_logs.__name__}.{worker_logs.set_up_worker.__name__}"
 
 
 def main() -> int:
-    """Serve the file that the command line names and return the exit code."""
-    name = sys.argv[1]
+    """Serve what the command line asks for and return the exit code; see `ServeOptions`."""
+    options = ServeOptions.parse(sys.argv[1:])
     try:
-        if not preflight.passes(name):
+        try:
+            found = configuration(options)
+        except (OSError, UnicodeDecodeError) as error:
+            sys.stderr.write(f"{options.names[0]}: {error}\n")
             return 1
-        file = Path(name).absolute()
-        os.chdir(file.parent)  # from which relative paths in the file start
-        return _serve(file.name)
+        if not _passes(found, options):
+            return 1
+        if options.save is not None and not _saved(found, Path(options.save)):
+            return 1
+        os.chdir(found.folder)
+        if found.file is not None and not options.given:
+            return _serve(found.file.name, found)
+        with TemporaryDirectory(prefix="raystream-") as folder:
+            file = Path(folder, "serve_config.yaml")
+            file.write_text(found.text, encoding="utf-8")
+            return _serve(str(file), found)
     except KeyboardInterrupt:  # a second one: Ray ends its processes when this one exits
         return 130
 
 
-def _serve(name: str) -> int:
+def _passes(found: Configuration, options: ServeOptions) -> bool:
+    """Check a configuration, and write what is wrong with it to standard error."""
+    with chdir(found.folder):
+        faults = examine(found.text, Depth.START).faults
+    if options.save is not None and Path(options.save).exists():
+        faults.append(f"--save: {options.save} exists; name another file")
+    if found.file is None:
+        told = dict.fromkeys(in_words(each) for each in faults)  # an option's, for each model
+        sys.stderr.writelines(f"Error: {each}\n" for each in told)
+    else:
+        text = found.file.read_text(encoding="utf-8")
+        sys.stderr.writelines(f"{in_file(found.name, text, each)}\n" for each in faults)
+    return not faults
+
+
+def _saved(found: Configuration, file: Path) -> bool:
+    try:
+        with file.open("x", encoding="utf-8") as new:
+            new.write(found.text)
+    except OSError as error:
+        sys.stderr.write(f"Error: --save: {file}: {error.strerror}\n")
+        return False
+    _tell(f"{file} is written; serve it again by: raystream serve {file}\n")
+    return True
+
+
+def _serve(file: str, found: Configuration) -> int:
+    """Serve a file, which holds the configuration."""
     started_s = time.monotonic()
-    _tell(f"Starting Ray and the models of {name}; large models take minutes.\n")
+    what = found.name if found.file is None else f"the models of {found.file.name}"
+    _tell(f"Starting Ray and {what}; large models take minutes.\n")
     worker_logs.keep_info_in_files()
     worker_logs.hide_crash_reports()
     # Workers inherit this. `worker_process_setup_hook` in `runtime_env` sets it too, but then the
     # workers that Ray starts in advance don't fit, and stay idle.
     os.environ[WORKER_PROCESS_SETUP_HOOK_ENV_VAR] = WORKER_HOOK
     try:
-        announcement = _start(name, started_s)
+        announcement = _start(file, found, started_s)
         _tell(announcement.text(time.monotonic() - started_s))
         Event().wait()
     except StartFailedError as error:
@@ -103,7 +144,7 @@ def _serve(name: str) -> int:
     return 0
 
 
-def _start(name: str, started_s: float) -> Announcement:
+def _start(file: str, found: Configuration, started_s: float) -> Announcement:
     """Start Ray and the application, and wait until it is ready.
 
     Raises:
@@ -120,18 +161,17 @@ def _start(name: str, started_s: float) -> Announcement:
             logging_level=logging.WARNING,
         )
         session = Path(context.address_info["session_dir"])
-        app, announcement = describe(name, context.dashboard_url, session)
+        app, announcement = describe(file, context.dashboard_url, session)
         address = context.address_info["gcs_address"]
         complete_record(
             os.environ,
-            Path(name).absolute(),
+            None if found.file is None else found.folder / found.file.name,
             announcement.url,
             announcement.dashboard_url,
             address,
         )
-        require_gpus(name, ray.cluster_resources().get("GPU", 0.0))  # type: ignore[no-untyped-call] # Ray leaves it untyped
         screen.awaited = (app,)
-        deploy(name, address)
+        deploy(file, address)
         screen.read_starts = partial(read_starts, app)
         wait_until_ready(announcement, lambda: pending_deployments(serve.status(), app), screen)
     return announcement
@@ -140,24 +180,6 @@ def _start(name: str, started_s: float) -> Announcement:
 def _tell(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def require_gpus(name: str, num_gpus: float) -> None:
-    """Refuse models that ask for more GPUs than this machine has: Serve would wait for ever.
-
-    Args:
-        name: The file.
-        num_gpus: How many GPUs Ray has found.
-
-    Raises:
-        StartFailedError: Some model asks for more.
-    """
-    for model in _application(name)[1].models:
-        if model.num_gpus != "auto" and model.num_gpus > num_gpus:
-            raise StartFailedError(
-                f"{model.id}: it asks for num_gpus {model.num_gpus:g}, and Ray has found "
-                f"{num_gpus:g} GPUs on this machine; write `num_gpus: auto`, or install the driver"
-            )
 
 
 def deploy(name: str, address: str) -> None:

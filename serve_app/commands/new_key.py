@@ -3,16 +3,21 @@
 The key is printed once and stored nowhere. Only its hash goes into the file.
 """
 
+import re
 import secrets
 from collections.abc import Sequence
 from typing import Final
 
 from pydantic import ValidationError
 
-from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE, ApiKey, Scope, hash_key
+from serve_app.config import ApiKey, Scope
+from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE, hash_key
 
 PREFIX: Final = "sk-raystream-"
 """Clients and scanners for leaked secrets recognize keys by such a prefix."""
+
+OWN_KEY: Final = re.compile(r"[\x21-\x7e]{8,256}")
+"""A key that the user has made: what a header can carry."""
 
 
 class InvalidNameError(ValueError):
@@ -21,6 +26,21 @@ class InvalidNameError(ValueError):
 
 class InvalidScopeError(ValueError):
     """There is no such scope."""
+
+
+class InvalidKeyError(ValueError):
+    """No client could send this key, or it could be guessed."""
+
+
+def hash_of(key: str) -> str:
+    """Return the hash of a key of one's own choice.
+
+    Raises:
+        InvalidKeyError: It can't be one.
+    """
+    if not OWN_KEY.fullmatch(key):
+        raise InvalidKeyError("it must be 8 to 256 letters, digits and signs, without spaces")
+    return hash_key(key)
 
 
 def make_key(name: str, scopes: Sequence[str] = ()) -> str:

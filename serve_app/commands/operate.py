@@ -154,7 +154,8 @@ def deploy(file: Path, tell: Tell, environment: Mapping[str, str] = os.environ) 
     server = _server_for(document, file, _living(tell, environment))
     before = _details(server)
     _require_same_address(document, before)
-    if server.record.file is not None and Path(server.record.file).parent != file.absolute().parent:
+    served = server.record.file
+    if served is None or Path(served).parent != file.absolute().parent:
         document = with_absolute_paths(document, file.absolute().parent)
     started_s, deployed_s = time.monotonic(), _deployed_unix_s(before)
     _ask(server, json.dumps(document).encode())

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from deployments.compute.checkpoint import check_checkpoint
+from deployments.compute.checkpoint import CONFIG_FILE, check_checkpoint, find_file
 from deployments.compute.cpu.processor import has_bfloat16
 from deployments.compute.errors import (
     UnsupportedModelError,
@@ -38,6 +38,7 @@ from deployments.replica_plan import (
     counted_shape,
     plan_replica,
 )
+from serve_app.commands.model_source import ModelFiles, SourceError, read_files
 from serve_app.config import AppConfig, ModelConfig
 from serve_app.sharing import resolve_models, to_spec
 from serve_app.strict_yaml import UniqueKeyLoader
@@ -46,8 +47,6 @@ LENGTHS: Final = (1024, 4096, 16_384)
 """Lengths of sequences for which a plan says how many run at once, in tokens."""
 
 UNITS: Final = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
-
-CLASSIFIER_SUFFIX: Final = "ForSequenceClassification"
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GiB|GB|MiB|MB)")
 
@@ -198,7 +197,7 @@ def entry_of(source: str, dtype: str, sizes: Mapping[str, int]) -> ModelConfig:
     Raises:
         PlanError: There is no such configuration, or an option is wrong.
     """
-    task = _task_of(source, _load_config(source, None).architectures or ())
+    task = _task_of(source, _load_config(source, None))
     path = Path(source)
     name = path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")
     entry = {
@@ -218,11 +217,11 @@ def entry_of(source: str, dtype: str, sizes: Mapping[str, int]) -> ModelConfig:
         raise PlanError("; ".join(messages)) from error
 
 
-def _task_of(source: str, architectures: Sequence[str]) -> Task:
-    """Return what a model does, by its files: sentence-transformers adds a modules.json."""
-    if any(name.endswith(CLASSIFIER_SUFFIX) for name in architectures):
-        return "classify"
-    return "embed" if (Path(source) / "modules.json").is_file() else "generate"
+def _task_of(source: str, config: Any) -> Task:
+    """Return what a model is made for, as `raystream serve` finds it."""
+    names = {file.name for file in Path(source).glob("*")}
+    files = ModelFiles(source, frozenset(names), None, None, config.to_dict())
+    return next(iter(files.tasks), "generate")
 
 
 def _load_config(source: str, revision: str | None) -> Any:
@@ -234,9 +233,13 @@ def _load_config(source: str, revision: str | None) -> Any:
 
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     try:
+        if not Path(source).exists() and not find_file(
+            source, revision, CONFIG_FILE, local_only=True
+        ):
+            read_files(source, revision)  # tells in seconds that there is no such repository
         check_checkpoint(source, revision)
         return AutoConfig.from_pretrained(source, **options)
-    except UnsupportedModelError as error:
+    except (UnsupportedModelError, SourceError) as error:
         raise PlanError(str(error)) from error
     except Exception as error:  # of any class, as transformers checks little
         if pointers := pointers_in([Path(source), Path(source, "config.json")]):

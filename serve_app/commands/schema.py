@@ -21,13 +21,13 @@ from ray.serve._private.utils import DEFAULT
 from ray.serve.schema import DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
 
 from serve_app.commands.check import (
-    BUILDER,
     LOAD_POLICY,
     MAPPING_KEYS,
     OWN_NAMES,
     BatchingConfig,
     LoadPolicyConfig,
 )
+from serve_app.commands.compose import BUILDER
 from serve_app.config import GENERATION_KEYS, AppConfig, ModelConfig
 
 Schema = dict[str, Any]

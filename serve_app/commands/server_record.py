@@ -49,7 +49,8 @@ class ServerRecord:
         process_id: Its supervisor.
         process_unix_s: When that process was created, which tells it from a later one.
         command: What it runs.
-        file: The configuration that it serves; None until its driver has started Ray.
+        file: The configuration that it serves; None until its driver has started Ray, and for
+            models that were named to it.
         url: Where it answers, without a slash at the end; None until then.
         api_url: Ray's API; None until then, and if Ray's dashboard does not run.
         token_file: The file with the token of Ray's API; None if Ray asks for none.
@@ -113,13 +114,17 @@ def hold_record(folder: Path, command: Sequence[str]) -> IO[bytes]:
 
 
 def complete_record(
-    environment: Mapping[str, str], file: Path, url: str, api_url: str | None, ray_address: str
+    environment: Mapping[str, str],
+    file: Path | None,
+    url: str,
+    api_url: str | None,
+    ray_address: str,
 ) -> None:
     """Add what the driver knows to the record of its supervisor; without one, do nothing.
 
     Args:
         environment: The server's variables, which say how Ray asks for its token.
-        file: The configuration.
+        file: The configuration; None if it was composed for models.
         url: See `ServerRecord`.
         api_url: See `ServerRecord`.
         ray_address: See `ServerRecord`.
@@ -129,7 +134,7 @@ def complete_record(
         token = _token_file(environment, own.folder)
         record = replace(
             own.record,
-            file=str(file),
+            file=None if file is None else str(file),
             url=url,
             api_url=api_url,
             token_file=None if token is None else str(token),

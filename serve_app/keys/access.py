@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import Scope as AsgiScope
 
 from deployments.errors import MissingScopeError
-from serve_app.keys.api_keys import ApiKey, Scope
+from serve_app.config import ApiKey, Scope
 
 NO_SCOPE = (
     f"The API key {{name!r}} lacks the scope '{Scope.OPERATE}', which this route needs because it "

@@ -22,15 +22,14 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Final
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
 
-from serve_app.config import AuthConfig, StrictModel
+from serve_app.config import ApiKey, AuthConfig, StrictModel
 from serve_app.strict_yaml import UniqueKeyLoader
 
 ENVIRONMENT_VARIABLE: Final = "RAYSTREAM_API_KEYS"
@@ -42,48 +41,9 @@ _PLAIN = re.compile(
     rf"[\x21-\x2b\x2d-\x39\x3b-\x7e]{{{MIN_PLAIN_LENGTH},256}}"
 )  # no comma, no colon
 
-Limit = Annotated[int | None, Field(ge=1)]
-
 
 class ApiKeysError(ValueError):
     """The keys can't be read. The message says why and never repeats a key."""
-
-
-class Scope(StrEnum):
-    """What a key may do besides using the models."""
-
-    OPERATE = "operate"
-    """See what all users of the server do; `serve_app.keys.access` checks it."""
-
-
-class ApiKey(StrictModel):
-    """One key."""
-
-    name: str = Field(pattern=r"^[A-Za-z0-9_.@-]{1,64}$")
-    """Names the key in the access log and in metrics."""
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    """The key's SHA-256, in hexadecimal."""
-    requests_per_minute: Limit = None
-    """Limit on POST requests; null sets no limit, here and in the next two."""
-    tokens_per_minute: Limit = None
-    """Limit on tokens of prompts and answers together."""
-    max_concurrent_streams: Limit = None
-    """Limit on POST requests that run at the same time."""
-    scopes: tuple[Scope, ...] = ()
-    """What the key may do besides using the models: `operate` sees what all users do."""
-
-    @field_validator("scopes", mode="before")
-    @classmethod
-    def _refuse_a_word(cls, scopes: Any) -> Any:
-        if isinstance(scopes, str):
-            raise ValueError(f"write a list: [{Scope.OPERATE}]")
-        return scopes
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether the key has any limit."""
-        limits = (self.requests_per_minute, self.tokens_per_minute, self.max_concurrent_streams)
-        return limits != (None, None, None)
 
 
 class _ApiKeysFile(StrictModel):
@@ -122,10 +82,10 @@ def hash_key(key: str) -> str:
 def load_api_keys(
     config: AuthConfig, root: Path, environment: Mapping[str, str] = os.environ
 ) -> KeyRing | None:
-    """Return the keys of the file and of the environment; None if there are none.
+    """Return the keys of the configuration, its file and the environment; None if there are none.
 
     Args:
-        config: Names the file.
+        config: Has keys, and names the file.
         root: Where to look for the file if its path is relative and the working directory has no
             such file.
         environment: May hold RAYSTREAM_API_KEYS.
@@ -133,7 +93,7 @@ def load_api_keys(
     Raises:
         ApiKeysError: A configured source can't be read, or the sources contradict each other.
     """
-    keys: list[ApiKey] = []
+    keys = list(config.api_keys)
     if config.api_keys_file is not None:
         here = Path(config.api_keys_file)
         keys += read_file(here if here.exists() else root / here)

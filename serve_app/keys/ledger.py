@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from serve_app.clock import Clock, SystemClock
-from serve_app.keys.api_keys import ApiKey
+from serve_app.config import ApiKey
 
 LEASE_S = 3600.0
 """How long a request counts as a stream if its end is never reported, as when its ingress died."""

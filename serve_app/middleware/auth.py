@@ -14,10 +14,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.errors import InvalidApiKeyError
+from serve_app.config import ApiKey
 from serve_app.http.access_record import record_of
 from serve_app.http.errors import error_response
 from serve_app.keys.access import note_api_key
-from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE, ApiKey, KeyRing
+from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE, KeyRing
 from serve_app.playground.page import PAGE_PATHS
 
 OPEN_PATHS: Final = frozenset({"/health", "/live", "/ready"})

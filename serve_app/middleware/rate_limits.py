@@ -21,10 +21,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.errors import RateLimitError, RateLimitsUnavailableError, RaystreamError
 from serve_app.backends.ledger_handle import Ledger
+from serve_app.config import ApiKey
 from serve_app.http.access_record import AccessRecord, record_of
 from serve_app.http.errors import error_response
 from serve_app.keys.access import api_key_of
-from serve_app.keys.api_keys import ApiKey
 from serve_app.keys.ledger import Allowance, Verdict
 
 logger = logging.getLogger("ray.serve")

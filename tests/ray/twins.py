@@ -21,9 +21,9 @@ from deployments.contract import StreamKey, TextDelta
 from deployments.model_replica import node_address
 from deployments.model_spec import ModelSpec
 from deployments.text_generator import TextGenerator
-from serve_app.config import AppConfig, ModelConfig
+from serve_app.config import ApiKey, AppConfig, ModelConfig
 from serve_app.ingress import Ingress
-from serve_app.keys.api_keys import ApiKey, KeyRing
+from serve_app.keys.api_keys import KeyRing
 from serve_app.keys.ledger import KeyLedger
 from tests.deployments.tiny_folder import spec
 from tests.serve_app.apps import ALICE, BOB, bearer, key

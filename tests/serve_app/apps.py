@@ -12,10 +12,10 @@ from fastapi import FastAPI
 
 from serve_app.backends.ledger_handle import Ledger
 from serve_app.backends.pooling import PoolingBackend
-from serve_app.config import AppConfig
+from serve_app.config import ApiKey, AppConfig
 from serve_app.images.fetcher import ImageSource
 from serve_app.ingress import AppParts, build_app
-from serve_app.keys.api_keys import ApiKey, KeyRing, hash_key
+from serve_app.keys.api_keys import KeyRing, hash_key
 from tests.serve_app.fakes import FakeBackend, FakeClock
 
 CHAT = "/v1/chat/completions"

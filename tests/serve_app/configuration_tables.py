@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from deployments.autoscaling import LoadPolicy
 from serve_app.commands.check import BatchingConfig, LoadPolicyConfig
 from serve_app.config import (
+    ApiKey,
     AppConfig,
     AuthConfig,
     CorsConfig,
@@ -20,7 +21,6 @@ from serve_app.config import (
     StructuredOutputsConfig,
     TracingConfig,
 )
-from serve_app.keys.api_keys import ApiKey
 from tests.made_table import MadeTable
 
 PAGE: Final = "docs/configuration.md"

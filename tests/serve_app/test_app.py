@@ -90,6 +90,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "listening_options", lambda: None)
     monkeypatch.setattr(app, "require_startable", lambda *_: None)
     monkeypatch.setattr(app, "deployed_files", lambda: ())
+    monkeypatch.setattr(app, "RayNodes", Cluster)
 
 
 def names_in(application: Application) -> set[str]:
@@ -168,6 +169,22 @@ def test_elsewhere_the_ingress_announces_nothing(
 ) -> None:
     monkeypatch.setattr(module, name, lambda: value)
     assert announced() is None
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "num_cpus", "expected"),
+    [(1, "auto", 1.0), (3, "auto", 0.5), (30, "auto", 0.05), (30, 0.7, 0.7)],
+)
+def test_num_cpus_auto_is_what_fits_on_the_cluster_when_the_file_is_deployed(
+    num_replicas: int, num_cpus: float | str, expected: float
+) -> None:
+    args = {"models": [{**ARGS["models"][0], "num_cpus": num_cpus}]}
+    config = AppConfig.model_validate(args)
+    section = {"name": "a--m", "num_replicas": num_replicas}
+    file = deployed(None, args=args, deployments=[section])
+    specs = {"a/m": to_spec(config.models[0], 0.0)}
+    found = app.resolve_num_cpus(config, specs, [file], None, nodes=Cluster())
+    assert found == {"a--m": expected}
 
 
 def test_a_package_that_hides_ours_in_a_process_of_ray_s_is_named(

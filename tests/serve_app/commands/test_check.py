@@ -10,7 +10,8 @@ import yaml
 from pydantic import ValidationError
 
 from deployments.user_config import LEAST, given_settings
-from serve_app.commands.check import LOAD_POLICY, BatchingConfig, check_file, find_problems, place
+from serve_app.commands.check import LOAD_POLICY, BatchingConfig, find_problems, place
+from serve_app.commands.preflight import Depth, check_file
 from tests.offenders import Offenders
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -280,35 +281,9 @@ def test_actor_options_of_a_model_that_needs_no_gpu_may_leave_it_out(entry: Sect
     assert problems(model={"ray_actor_options": {"num_cpus": 1}}, entry=entry) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("config.json", '{"quantization_config": {"quant_method": "awq"}}', "is quantized (awq)"),
-        ("adapter_config.json", "{}", "has an adapter (adapter_config.json)"),
-    ],
-)
-def test_a_model_that_no_replica_loads_is_refused(
-    tmp_path: Path, name: str, content: str, message: str
-) -> None:
-    (tmp_path / name).write_text(content)
-    (found,) = problems(entry={"source": str(tmp_path)})
-    assert found.startswith(f"{ENTRY}.source: '{tmp_path}' {message}")
-
-
-def test_a_relative_folder_is_looked_for_beside_the_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "my-model").mkdir()
-    (tmp_path / "my-model/adapter_config.json").write_text("{}")
-    path = tmp_path / "config.yaml"
-    path.write_text(SHIPPED.replace("models/pydoc-chat", "my-model"), encoding="utf-8")
-    assert not check_file(str(path))
-    assert "has an adapter (adapter_config.json)" in capsys.readouterr().err
-
-
 def test_a_correct_file_is_confirmed_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     name = str(ROOT / "serve_config.yaml")
-    assert check_file(name)
+    assert check_file(name, Depth.FILE)
     assert capsys.readouterr() == (f"{name}: every key is known and every value is valid\n", "")
 
 

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 
 from raystream.__main__ import app
 from serve_app.commands import supervise
+from serve_app.commands.compose import ServeOptions
 from tests.offenders import Offenders
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -52,7 +55,43 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def test_the_driver_runs_under_the_supervisor(supervised: list[list[str]]) -> None:
     assert CliRunner().invoke(app, ["serve", "file.yaml"]).exit_code == 3
-    assert supervised == [[*DRIVER, "file.yaml"]]
+    assert supervised == [[*DRIVER, "--", "file.yaml"]]
+
+
+def test_models_and_options_reach_the_driver_and_of_a_key_only_its_hash(
+    supervised: list[list[str]],
+) -> None:
+    options = ["--port", "8001", "--num-cpus", "auto", "--api-key", "sk-mine-12345"]
+    assert CliRunner().invoke(app, ["serve", "Qwen/Qwen3-0.6B", ".", *options]).exit_code == 3
+    (command,) = supervised
+    assert "sk-mine-12345" not in " ".join(command)
+    assert ServeOptions.parse(command[len(DRIVER) :]) == ServeOptions(
+        ("Qwen/Qwen3-0.6B", "."),
+        port=8001,
+        num_cpus="auto",
+        api_key_sha256=sha256(b"sk-mine-12345").hexdigest(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a.yaml", "b/c"], "give either one FILE or models; a.yaml is a file"),
+        (["a.yaml", "--task", "embed", "--save", "b.yaml"], "a.yaml has --task, --save itself"),
+        (["b/c", "--api-key", "short"], "it must be 8 to 256 letters, digits and signs"),
+        (["b/c", "--port", "0"], "greater than or equal to 1"),
+    ],
+)
+def test_options_that_can_not_be_combined_are_refused(
+    supervised: list[list[str]], arguments: list[str], message: str
+) -> None:
+    refused = CliRunner().invoke(app, ["serve", *arguments], env={"COLUMNS": "200"})
+    assert (refused.exit_code, message in refused.stderr) == (2, True), refused.stderr
+    assert supervised == []
+
+
+def test_the_version_is_told() -> None:
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"raystream {version('raystream')}\n"
 
 
 @pytest.mark.parametrize("command", [["serve", "file.yaml"], ["supervise", "serve"]])
@@ -77,7 +116,7 @@ def test_without_a_file_the_folder_s_own_is_served_or_else_the_embedded_models(
     )
     (tmp_path / "serve_config.yaml").touch()
     assert CliRunner().invoke(app, ["serve"]).stdout == ""
-    assert supervised == [[*DRIVER, SHIPPED], [*DRIVER, "serve_config.yaml"]]
+    assert supervised == [[*DRIVER, "--", SHIPPED], [*DRIVER, "--", "serve_config.yaml"]]
 
 
 def test_the_shipped_configuration_is_written_to_be_changed_and_never_over_another_file(
@@ -136,7 +175,7 @@ def test_a_program_that_can_t_be_run_is_named_in_one_line(
 
 
 def test_a_file_is_checked() -> None:
-    found = CliRunner().invoke(app, ["check", SHIPPED])
+    found = CliRunner().invoke(app, ["check", SHIPPED, "--file-only"])
     assert (found.exit_code, found.stdout.count("\n")) == (0, 1)
     assert CliRunner().invoke(app, ["check", "nowhere.yaml"]).exit_code == 1
 
@@ -170,7 +209,7 @@ def test_the_machine_is_described() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["serve", "a", "b"], ["check"], ["new-key"], ["new-key", "a", "b"]]
+    "arguments", [["serve", "a.yaml", "b.yaml"], ["check"], ["new-key"], ["new-key", "a", "b"]]
 )
 def test_wrong_usage_starts_nothing(arguments: list[str], supervised: list[list[str]]) -> None:
     ended = CliRunner().invoke(app, arguments)

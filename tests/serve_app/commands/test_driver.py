@@ -18,7 +18,8 @@ from ray.serve.schema import (
 from benchmarks.free_port import free_port
 from serve_app.commands import driver
 from serve_app.commands.announcement import StartFailedError
-from serve_app.commands.driver import describe, main, pending_deployments, require_gpus
+from serve_app.commands.compose import Configuration
+from serve_app.commands.driver import describe, main, pending_deployments
 from serve_app.config import ModelConfig
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
 from serve_app.sharing import to_spec
@@ -159,18 +160,6 @@ def test_other_errors_may_pass_so_serve_tries_again() -> None:
     assert pending_deployments(with_message(retrying, message), "raystream") == ["chat"]
 
 
-def test_a_model_that_asks_for_more_gpus_than_there_are_is_refused(tmp_path: Path) -> None:
-    path = Path(shipped_config(tmp_path))
-    require_gpus(str(path), 0.0)  # `auto` takes what there is
-    document = yaml.safe_load(path.read_text())
-    document["applications"][0]["args"]["models"][0]["num_gpus"] = 0.5
-    path.write_text(yaml.safe_dump(document))
-    require_gpus(str(path), 1.0)
-    with pytest.raises(StartFailedError, match=r"pydoc-chat: it asks for num_gpus 0\.5") as caught:
-        require_gpus(str(path), 0.0)
-    assert "write `num_gpus: auto`" in str(caught.value)
-
-
 def test_an_interruption_that_serve_s_command_catches_is_no_failed_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -191,23 +180,23 @@ def test_an_interruption_that_serve_s_command_catches_is_no_failed_start(
 
 
 def test_relative_paths_in_the_file_start_from_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf/my-model").mkdir()
     found: list[str] = []
 
-    def note(name: str) -> int:
-        assert Path(name).exists()
+    def note(file: str, configuration: Configuration) -> int:
+        assert Path(file).exists()
+        assert configuration.file == path
         found.append(to_spec(ModelConfig(id="m", source="my-model"), 0).source)
         return 7
 
     monkeypatch.chdir(tmp_path)
     path = Path(shipped_config(tmp_path / "conf", port=free_port())).relative_to(tmp_path)
     monkeypatch.setattr(driver, "_serve", note)
-    monkeypatch.setattr(sys, "argv", ["driver", str(path)])
+    monkeypatch.setattr(sys, "argv", ["driver", "--", str(path)])
     assert main() == 7
-    assert capsys.readouterr().out.startswith(f"{path}: every key is known")
     assert found == [str(tmp_path / "conf/my-model")]
 
 
@@ -216,7 +205,7 @@ def test_a_wrong_file_is_refused_before_ray_starts(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the driver goes to the file's folder
     path = shipped_config(tmp_path, hots="127.0.0.1")
-    monkeypatch.setattr(sys, "argv", ["driver", path])
+    monkeypatch.setattr(sys, "argv", ["driver", "--", path])
     assert main() == 1
     captured = capsys.readouterr()
     assert "hots" in captured.err

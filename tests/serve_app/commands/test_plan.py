@@ -165,7 +165,8 @@ def a_file(tmp_path: Path, *names: str, **changes: Any) -> str:
         for name in names
     ]
     document = {
-        "applications": [{"import_path": "serve_app.app:build", "args": {"models": models}}]
+        "http_options": {"host": "127.0.0.1"},
+        "applications": [{"import_path": "serve_app.app:build", "args": {"models": models}}],
     }
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(document))
@@ -199,7 +200,8 @@ def test_models_on_a_cpu_that_do_not_start_together_are_refused(
 ) -> None:
     without_a_gpu(monkeypatch, 40)
     models = ("qwen2.5-7b-instruct", "gemma-3-12b-it")
-    assert [run(a_file(tmp_path, model)).exit_code for model in models] == [0, 0]
+    for model in models:
+        assert "does not fit" not in run(a_file(tmp_path, model)).stdout
     told = run(a_file(tmp_path, *models))
     assert told.exit_code == 1
     assert "of which others hold" in told.stdout
@@ -258,11 +260,11 @@ def test_the_shipped_file_is_planned_for_this_machine(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--model", "models/none"), "'models/none' has no configuration that can be read"),
+        (("--model", "models/none"), "there is no folder 'models/none', and the repository"),
         (("--model", "models/pydoc-chat", "--gpu-memory", "48"), "'48' is no size: write a number"),
         (("--model", "models/pydoc-chat", "--gpu-memory", "0GiB"), "'0GiB' holds nothing"),
-        (("none.yaml",), "none.yaml can't be read"),
-        (("pyproject.toml",), "`raystream check pyproject.toml` says where"),
+        (("none.yaml",), "none.yaml: [Errno 2] No such file"),
+        (("pyproject.toml",), "pyproject.toml: expected '<document start>'"),
     ],
 )
 def test_wrong_input_is_told_in_one_line(
@@ -315,6 +317,21 @@ def test_a_configuration_that_transformers_can_t_read_is_told_in_one_line(
     assert result.exit_code == 2
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_file_with_faults_is_planned_for_another_machine_and_never_called_right(
+    tmp_path: Path,
+) -> None:
+    file = a_file(tmp_path, "qwen2.5-7b-instruct", num_cpus=1000, gpu_share=2)
+    wrong = run(file, "--gpu-memory", "48GiB")
+    assert (wrong.exit_code, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
+    assert "gpu_share: " in wrong.stderr
+    file = a_file(tmp_path, "qwen2.5-7b-instruct", num_cpus=1000)
+    assert run(file, "--gpu-memory", "48GiB").exit_code == 0
+    here = run(file)
+    assert here.exit_code == 1
+    assert "keys and values" in here.stdout
+    assert "a replica asks for 1000 cores, and this machine has " in here.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+import json
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -7,9 +9,11 @@ import yaml
 
 from benchmarks.free_port import free_ports
 from serve_app.commands import preflight
-from serve_app.commands.check import BUILDER
-from serve_app.commands.preflight import passes
+from serve_app.commands.compose import BUILDER
+from serve_app.commands.preflight import Depth, check_file, room_faults, this_machine
 from serve_app.commands.server_environment import HAPROXY_PORTS, is_free
+from serve_app.config import AppConfig
+from serve_app.placement import Node
 
 ROOT = Path(__file__).resolve().parents[3]
 Run = Callable[..., bool]
@@ -24,7 +28,7 @@ def run(tmp_path: Path) -> Run:
         document["http_options"]["port"] = port
         path = tmp_path / "serve_config.yaml"
         path.write_text(yaml.safe_dump({**document, **top}))
-        return passes(str(path))
+        return check_file(str(path), Depth.START)
 
     return run
 
@@ -75,7 +79,10 @@ def test_a_host_of_another_machine_is_reported_in_one_line(
     run: Run, host: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (port,) = free_ports(1)
-    args = {"models": [{"id": "m", "source": "x"}], "auth": {"allow_anonymous": True}}
+    args = {
+        "models": [{"id": "m", "source": "models/pydoc-chat"}],
+        "auth": {"allow_anonymous": True},
+    }
     applications = [{"import_path": BUILDER, "args": args}]
     assert not run(port, http_options={"host": host, "port": port}, applications=applications)
     error = capsys.readouterr().err
@@ -153,3 +160,123 @@ def test_a_wrong_file_is_refused_before_anything_else(
 ) -> None:
     assert not run(1, proxy_lokation="EveryNode")
     assert "proxy_lokation" in capsys.readouterr().err
+
+
+def test_in_a_check_the_server_that_the_file_is_for_may_have_the_port(
+    run: Run, taken: socket.socket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = taken.getsockname()[1]
+    with taken:
+        assert not run(port)
+        assert f"{port} is in use" in (error := capsys.readouterr().err)
+        assert "--port" in error
+        assert check_file(str(tmp_path / "serve_config.yaml"))
+    assert f": note: http_options.port: {port} is in use" in capsys.readouterr().err
+
+
+EVERYTHING = """\
+http_options:
+  host: 127.0.0.1
+  port: {port}
+applications:
+  - import_path: serve_app.app:build
+    args:
+      models:
+        - id: missing
+          source: ./modles/chat
+        - id: unknown
+          source: a/b/c
+          max_model_lenn: 5
+        - id: encoder
+          source: encoder
+        - id: gpu
+          source: models/pydoc-chat
+          max_model_len: 100000
+          num_gpus: 1
+      auth:
+        api_keys_file: nosuch.yaml
+"""
+
+
+def test_every_fault_is_told_in_one_go_with_its_line(
+    tmp_path: Path, taken: socket.socket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(ROOT / "models/pydoc-search", tmp_path / "encoder")
+    config = json.loads((tmp_path / "encoder/config.json").read_text())
+    config |= {"architectures": ["RobertaForMaskedLM"], "model_type": "roberta"}
+    (tmp_path / "encoder/config.json").write_text(json.dumps(config))
+    (tmp_path / "encoder/modules.json").unlink()
+    file = tmp_path / "f.yaml"
+    text = EVERYTHING.format(port=taken.getsockname()[1])
+    file.write_text(text)
+    with taken:
+        assert not check_file(str(file), Depth.START)
+    told = capsys.readouterr().err.splitlines()
+    lines = {int(each.split(":")[1]): each for each in told}
+    assert len(lines) == len(told) == 6, told
+    assert "is in use" in lines[3]
+    assert "there is no folder './modles/chat'" in lines[9]
+    assert "can't be the id of a repository on the hub" in lines[11]
+    assert "did you mean 'max_model_len'?" in lines[12]
+    assert "is a RobertaForMaskedLM by its config.json, which does not generate" in lines[13]
+    assert "100000 is more than the 2048 positions" in lines[17]
+    # What depends on all entries is told once they are right.
+    file.write_text(text.replace("          max_model_lenn: 5\n", ""))
+    check_file(str(file))
+    told = capsys.readouterr().err.splitlines()
+    assert any("f.yaml:19: applications[0].args.auth.api_keys_file: " in each for each in told)
+    assert any("num_gpus: a replica asks for 1 of a GPU, and this" in each for each in told)
+
+
+def application(*models: dict[str, object]) -> AppConfig:
+    entries = [{"id": f"m{i}", "source": "x", **model} for i, model in enumerate(models)]
+    return AppConfig.model_validate({"models": entries})
+
+
+ONE: dict[str, object] = {"num_cpus": 1}
+
+
+@pytest.mark.parametrize(
+    ("models", "sections", "machine", "message"),
+    [
+        ([{}] * 4, [], Node(2), None),
+        (
+            [ONE] * 4,
+            [],
+            Node(2),
+            "args.models: the replicas ask for 4.2 cores together (Ingress 0.2, m0 1, m1 1, m2 1, "
+            "m3 1), and this machine has 2: lower num_cpus, or write `num_cpus: auto`",
+        ),
+        ([ONE], [{"name": "m0", "num_replicas": 2}], Node(2), "(Ingress 0.2, m0 1 x 2)"),
+        ([ONE], [{"name": "m0", "autoscaling_config": {"max_replicas": 9}}], Node(2), None),
+        ([{"num_cpus": 3}], [], Node(2), "models[0].num_cpus: a replica asks for 3 cores"),
+        ([{"num_gpus": 0.5}], [], Node(2), "models[0].num_gpus: a replica asks for 0.5 of a GPU"),
+        ([{"num_gpus": 0.5}] * 2, [], Node(2, 1), None),
+        ([{"num_gpus": 0.6}] * 2, [], Node(2, 1), "ask for 1.2 GPUs together (m0 0.6, m1 0.6)"),
+        ([{"num_gpus": 0.6}] * 3, [], Node(2, 2), "find no place beside each other on the 2 GPUs"),
+        # By itself a model has a whole GPU, and so has its second replica.
+        ([{}], [{"name": "m0", "num_replicas": 2}], Node(2, 1), "2 GPUs together (m0 1 x 2)"),
+        (
+            [{}],
+            [{"name": "m0", "ray_actor_options": {"num_cpus": 8, "num_gpus": 0}}],
+            Node(2),
+            "deployments[0].ray_actor_options.num_cpus: a replica asks for 8 cores",
+        ),
+    ],
+)
+def test_replicas_for_which_there_is_no_room_are_told_before_they_wait_for_it(
+    models: list[dict[str, object]],
+    sections: list[dict[str, object]],
+    machine: Node,
+    message: str | None,
+) -> None:
+    found = list(room_faults(application(*models), sections, machine, "applications[0]"))
+    if message is None:
+        assert found == []
+    else:
+        (problem,) = found
+        assert message in problem
+
+
+def test_this_machine_has_the_cores_that_ray_would_find() -> None:
+    assert this_machine().num_cpus >= 1

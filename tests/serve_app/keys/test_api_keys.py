@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serve_app.config import AuthConfig
-from serve_app.keys.api_keys import ApiKey, ApiKeysError, KeyRing, hash_key, load_api_keys
+from serve_app.config import ApiKey, AuthConfig
+from serve_app.keys.api_keys import ApiKeysError, KeyRing, hash_key, load_api_keys
 from tests.offenders import Offenders
 
 SECRET = "sk-raystream-of-alice"

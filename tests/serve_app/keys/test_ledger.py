@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.keys.api_keys import ApiKey
+from serve_app.config import ApiKey
 from serve_app.keys.ledger import LEASE_S, KeyLedger, TokenBucket
 from tests.serve_app.fakes import FakeClock
 

@@ -10,9 +10,9 @@ from deployments.errors import GenerationFailedError
 from deployments.metric_store import Snapshot
 from deployments.metric_table import GENERATOR, POOLER
 from serve_app.api.server.metrics import Exposition
-from serve_app.config import AppConfig
+from serve_app.config import AppConfig, Scope
 from serve_app.ingress import AppParts, build_app
-from serve_app.keys.api_keys import KeyRing, Scope
+from serve_app.keys.api_keys import KeyRing
 from serve_app.metrics import ALL, INGRESS, IngressMetrics
 from tests.serve_app.apps import ALICE, BOB, bearer, client_of, key, question
 from tests.serve_app.fakes import HELLO, FakeBackend, Step

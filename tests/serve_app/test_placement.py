@@ -1,0 +1,98 @@
+from typing import Any
+
+import pytest
+
+from serve_app.config import AppConfig
+from serve_app.placement import Demand, Node, choose_num_cpus, demands_of, fits
+
+TWO_CORES = [Node(2)]
+INGRESS = Demand("Ingress", 2, 0.2)
+
+
+def models(*num_cpus: float | None, num_gpus: float = 0.0) -> list[Demand]:
+    return [Demand(f"m{i}", 1, cpus, num_gpus) for i, cpus in enumerate(num_cpus)]
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(1, 1.0), (2, 0.5), (3, 0.5), (4, 0.25), (9, 0.1)]
+)
+def test_auto_is_a_core_or_what_fits_beside_the_others(number: int, expected: float) -> None:
+    chosen = choose_num_cpus([INGRESS, *models(*[None] * number)], TWO_CORES, {})
+    assert set(chosen.values()) == {expected}
+    assert len(chosen) == number
+
+
+def test_auto_takes_what_given_numbers_leave() -> None:
+    assert choose_num_cpus([INGRESS, *models(1.0, None)], TWO_CORES, {}) == {"m1": 0.5}
+    assert choose_num_cpus([INGRESS, *models(1.5, None)], TWO_CORES, {}) == {"m1": 0.1}
+
+
+def test_a_replica_fits_on_one_node_not_on_two_together() -> None:
+    nodes = [Node(1), Node(1)]
+    assert fits(models(0.6, 0.6, 0.4, 0.4), nodes)
+    assert not fits(models(0.6, 0.6, 0.6), nodes)
+    assert not fits(models(1.5), nodes)
+
+
+def test_on_a_cluster_without_cores_yet_auto_is_a_whole_one() -> None:
+    assert choose_num_cpus(models(None), [Node(0)], {}) == {"m0": 1.0}
+    assert choose_num_cpus(models(None), [], {}) == {"m0": 1.0}
+
+
+def test_what_runs_keeps_its_number_if_the_others_fit_beside_it() -> None:
+    demands = [INGRESS, *models(None, None)]
+    assert choose_num_cpus(demands, TWO_CORES, {"m0": 1.0}) == {"m0": 1.0, "m1": 0.5}
+    four = [INGRESS, *models(None, None, None, None)]
+    assert set(choose_num_cpus(four, TWO_CORES, {"m0": 1.6}).values()) == {0.25}
+
+
+def test_a_model_on_a_gpu_gets_cores_where_the_gpus_are() -> None:
+    nodes = [Node(64), Node(4, num_gpus=8)]
+    on_gpus = [Demand("chat", 8, None, 1.0)]
+    assert choose_num_cpus([INGRESS, *on_gpus], nodes, {}) == {"chat": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("shares", "num_gpus", "expected"),
+    [
+        ([0.6, 0.6], 1, False),
+        ([0.6, 0.4], 1, True),
+        ([0.6, 0.6, 0.6], 2, False),  # 1.8 of 2, but no GPU has 0.6 left
+        ([0.6, 0.6, 0.4, 0.4], 2, True),
+        ([2.0], 2, True),
+        ([2.0, 0.1], 2, False),
+    ],
+)
+def test_shares_must_fit_on_single_gpus(shares: list[float], num_gpus: int, expected: bool) -> None:
+    demands = [Demand(str(i), 1, 0.0, share) for i, share in enumerate(shares)]
+    assert fits(demands, [Node(1, num_gpus)]) is expected
+
+
+ARGS = AppConfig.model_validate({"models": [{"id": "a/b", "source": "x", "num_cpus": 0.3}]})
+
+
+@pytest.mark.parametrize(
+    ("section", "first", "most"),
+    [
+        ({}, 1, 1),
+        ({"num_replicas": 3}, 3, 3),
+        ({"num_replicas": "auto"}, 1, 8),
+        ({"autoscaling_config": {"min_replicas": 0, "max_replicas": 4}}, 0, 4),
+        ({"autoscaling_config": {"min_replicas": 2}}, 2, 2),
+        ({"autoscaling_config": {"initial_replicas": 5, "max_replicas": 50}}, 5, 8),
+    ],
+)
+def test_replicas_are_those_of_the_start_or_as_many_as_may_come(
+    section: dict[str, Any], first: int, most: int
+) -> None:
+    for expected, limit in ((first, None), (most, 8)):
+        found = demands_of(
+            ARGS, [{"name": "a--b", **section}], {"a/b": 0.5}, has_ledger=False, most=limit
+        )
+        assert found == [Demand("Ingress", 1, 0.2), Demand("a--b", expected, 0.3, 0.5)]
+
+
+def test_actor_options_stand_in_for_both_numbers_as_in_ray() -> None:
+    sections = [{"name": "a--b", "ray_actor_options": {"num_cpus": 2}}]
+    found = demands_of(ARGS, sections, {"a/b": 0.5}, has_ledger=True)
+    assert found[1:] == [Demand("KeyLedger", 1, 0.01), Demand("a--b", 1, 2, 0.0)]
