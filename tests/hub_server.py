@@ -7,6 +7,7 @@ Run by itself it prints its address, for HF_ENDPOINT:
 
 import hashlib
 import json
+import re
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 COMMIT = "a" * 40
 CHUNK_BYTES = 16 * 1024
+RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
 class HubServer(ThreadingHTTPServer):
@@ -76,7 +78,8 @@ class Answer(BaseHTTPRequestHandler):
 
     def _file(self, name: str) -> None:
         file = self.server.files.get(name)
-        self.send_response(404 if file is None else 200)
+        part = RANGE.fullmatch(self.headers.get("Range", ""))
+        self.send_response(404 if file is None else 206 if part else 200)
         self.send_header("X-Repo-Commit", COMMIT)
         if file is None:
             self.send_header("X-Error-Code", "EntryNotFound")
@@ -84,6 +87,8 @@ class Answer(BaseHTTPRequestHandler):
             self.end_headers()
             return
         content = file.read_bytes()
+        if part:  # of headers, to learn how many weights there are
+            content = content[int(part[1]) : int(part[2] or len(content)) + 1]
         self.send_header("ETag", f'"{_etag(file)}"')
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
