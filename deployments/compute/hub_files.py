@@ -22,6 +22,8 @@ WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 
 SETTINGS: Final = ("*.json", "*.model", "*.txt", "*.jinja")
+CHUNK_BYTES: Final = 2**18
+
 PARTS: Final = "[0-9]*_*/model.safetensors"
 """The weights of sentence-transformers' layers, which lie in folders such as 2_Dense."""
 
