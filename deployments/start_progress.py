@@ -67,8 +67,10 @@ class StartReport:
         files = "file" if self.total_files == 1 else "files"
         if self.phase is StartPhase.DOWNLOADING:
             rate = "" if self.bytes_per_s is None else f", {self.bytes_per_s / 1e6:.1f} MB/s"
+            scale, unit = (1e9, "GB") if self.total_bytes >= 1e9 else (1e6, "MB")
+            done, total = self.num_bytes / scale, self.total_bytes / scale
             return (
-                f"{self.phase} {self.num_bytes / 1e9:.2f} of {self.total_bytes / 1e9:.2f} GB, "
+                f"{self.phase} {done:.2f} of {total:.2f} {unit}, "
                 f"{self.num_files} of {self.total_files} {files}{rate}"
             )
         if self.phase is StartPhase.LOADING and self.total_tensors:

@@ -67,7 +67,8 @@ def download_files(source: str, revision: str | None, progress: StartProgress) -
     try:
         patterns = [*SETTINGS, PARTS, *shards_of(source, revision)]
         options: dict[str, Any] = {"revision": revision, "allow_patterns": patterns}
-        files = snapshot_download(source, **options, dry_run=True)
+        silent = _bars_of(StartProgress())
+        files = snapshot_download(source, **options, dry_run=True, tqdm_class=silent)
         sizes = [file.file_size or 0 for file in files if file.will_download]
         progress.begin(StartPhase.DOWNLOADING, total_bytes=sum(sizes), total_files=len(files))
         snapshot_download(source, **options, tqdm_class=_bars_of(progress))

@@ -35,13 +35,16 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         yield server
 
 
-def test_what_a_model_is_loaded_from_is_downloaded_once_and_counted(hub: HubServer) -> None:
+def test_what_a_model_is_loaded_from_is_downloaded_once_and_counted(
+    hub: HubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     progress = StartProgress()
     download_files("org/model", None, progress)
     report = progress.report()
     assert report.phase is StartPhase.DOWNLOADING
     assert sorted(hub.downloaded) == sorted(READ)
     assert (report.num_files, report.total_files) == (5, 5)
+    assert "Fetching" not in capsys.readouterr().err
     # The index was read before, to learn what there is.
     assert report.num_bytes == report.total_bytes == 350_510
     assert weights_of("org/model", None) == (2, 350_000)

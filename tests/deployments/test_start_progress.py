@@ -48,6 +48,11 @@ def test_a_new_phase_counts_anew() -> None:
     assert (str(report), report.num_tensors, report.done) == ("warming up", 0, None)
 
 
+def test_a_small_download_is_told_in_megabytes() -> None:
+    report = StartReport("r", StartPhase.DOWNLOADING, 0, 0, 10**6, 13 * 10**6, None, 0, 1)
+    assert str(report) == "downloading 1.00 of 13.00 MB, 0 of 1 file"
+
+
 def test_more_than_was_announced_is_not_more_than_all() -> None:
     report = StartReport("r", StartPhase.DOWNLOADING, 0, 0, num_bytes=3, total_bytes=2)
     assert report.done == 1.0
