@@ -1,59 +1,22 @@
 // The page: its tabs, its key and its colours. Each tab has a module of its own.
 
-import { h, html, render, useCallback, useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact.js";
-import { ask, readKey, writeKey } from "./api.js";
+import { h, html, render, useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact.js";
+import { readKey, writeKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { Classify } from "./classify.js";
+import { Compare } from "./compare.js";
+import { Icon } from "./icons.js";
 import { Live } from "./live.js";
+import { stateText, useModels } from "./models.js";
 import { ErrorNotice, announce } from "./parts.js";
 import { Search } from "./search.js";
+import { ShortcutsButton, useShortcuts } from "./shortcuts.js";
 import { browserStorage } from "./storage.js";
+import { Tabs, useTab } from "./tabs.js";
 
-const TABS = { chat: "Chat", classify: "Classify", search: "Search", live: "Live" };
+const TABS = { chat: "Chat", compare: "Compare", classify: "Classify", search: "Search", live: "Live" };
 const THEME = "raystream-theme";
 const THEMES = { "": "System", light: "Light", dark: "Dark" };
-const LOOK_AGAIN_MS = 3000;
-
-/** The models that are served; asks again while there is none. */
-function useModels() {
-  const [models, setModels] = useState(/** @type {any[]} */ ([]));
-  const [error, setError] = useState(/** @type {any} */ (null));
-  const load = useCallback(async () => {
-    try {
-      const answer = await (await ask("v1/models")).json();
-      // Tabs that are open stay open while no model is ready.
-      setModels((before) => (answer.data.length ? answer.data : before));
-      setError(null);
-    } catch (problem) {
-      setError(problem);
-    }
-  }, []);
-  useEffect(() => {
-    load();
-  }, []);
-  useEffect(() => {
-    if (models.length || error?.status === 401) return undefined;
-    const timer = setInterval(load, LOOK_AGAIN_MS);
-    return () => clearInterval(timer);
-  }, [models.length, error?.status]);
-  return { models, error, load };
-}
-
-/** @returns {[string, (tab: string) => void]} The tab that the address names. */
-function useTab() {
-  const named = () => (location.hash.slice(1) in TABS ? location.hash.slice(1) : "chat");
-  const [tab, setTab] = useState(named);
-  useEffect(() => {
-    const note = () => setTab(named());
-    addEventListener("hashchange", note);
-    return () => removeEventListener("hashchange", note);
-  }, []);
-  const show = (id) => {
-    history.replaceState(null, "", `#${id}`);
-    setTab(id);
-  };
-  return [tab, show];
-}
 
 function useTheme() {
   const [theme, setTheme] = useState(browserStorage.read(THEME));
@@ -67,36 +30,49 @@ function useTheme() {
 
 function App() {
   const { models, error, load } = useModels();
-  const [tab, show] = useTab();
+  const [tab, show] = useTab(TABS);
   const [theme, nextTheme] = useTheme();
   const [isAsking, setAsking] = useState(false);
   const main = useRef(null);
+  // A tab is made when it is shown first, and then stays as it was left.
+  const seen = useRef(new Set());
+  seen.current.add(tab);
   const openKey = () => setAsking(true);
   const closeKey = () => {
     setAsking(false);
     load();
   };
+  useShortcuts((index) => show(Object.keys(TABS)[index]), Object.keys(TABS).length);
   const ofTask = (task) => models.filter((model) => model.task === task);
   const classifiers = ofTask("classify").filter(({ labels }) => labels?.length > 1);
+  const unknown = ofTask("classify").find(({ labels }) => !labels);
   const skip = (event) => {
     event.preventDefault();
     main.current.focus();
   };
   const panels = {
-    chat: html`<${Chat} models=${ofTask("generate")} onKey=${openKey} />`,
-    classify: html`<${Classify} models=${classifiers} onKey=${openKey} />`,
+    chat: html`<${Chat} models=${ofTask("generate")} onModels=${load} onKey=${openKey} />`,
+    compare: html`<${Compare} models=${ofTask("generate").filter((model) => model.has_chat_template !== false)} onModels=${load} onKey=${openKey} />`,
+    classify: unknown && !classifiers.length
+      ? html`<p class="empty">${unknown.id}: ${stateText(unknown.state)}. ${unknown.failure}</p>`
+      : html`<${Classify} models=${classifiers} onKey=${openKey} />`,
     search: html`<${Search} models=${ofTask("embed")} chatModels=${ofTask("generate")} onKey=${openKey} />`,
     live: html`<${Live} isShown=${tab === "live"} onKey=${openKey} />`,
   };
   return html`
     <a class="skip" href="#content" onClick=${skip}>Skip to the content</a>
     <header>
-      <h1>raystream</h1>
-      <${Tabs} tab=${tab} onShow=${show} />
+      <div class="brand">
+        <h1>raystream</h1>
+        <p class="tagline">Streams that outlive their replicas</p>
+      </div>
+      <${Tabs} names=${TABS} tab=${tab} onShow=${show} />
       <div class="row tools">
-        <button type="button" class="quiet" onClick=${openKey}>${readKey() ? "Key: set" : "Key"}</button>
+        <${ShortcutsButton} />
+        <button type="button" class="quiet" onClick=${openKey}>
+          <${Icon} name="key" /><span class="name">${readKey() ? "Key: set" : "Key"}</span></button>
         <button type="button" class="quiet" onClick=${nextTheme}>
-          <span class="prefix">Colours:${" "}</span>${THEMES[theme]}</button>
+          <${Icon} name="theme" /><span class="prefix">Colours:${" "}</span><span class="name">${THEMES[theme]}</span></button>
         <a href="docs">API</a>
       </div>
     </header>
@@ -105,7 +81,7 @@ function App() {
       ${!error && !models.length && html`<p class="waiting"><span class="dot"></span>Asking for the models</p>`}
       ${Object.keys(TABS).map((id) => html`
         <div key=${id} role="tabpanel" id=${`panel-${id}`} aria-labelledby=${`tab-${id}`} hidden=${id !== tab}>
-          ${(models.length > 0 || id === "live") && panels[id]}
+          ${seen.current.has(id) && (models.length > 0 || id === "live") && panels[id]}
         </div>`)}
     </main>
     <footer>
@@ -113,26 +89,6 @@ function App() {
     </footer>
     <div id="status" class="unseen" role="status"></div>
     ${isAsking && html`<${KeyDialog} onClose=${closeKey} />`}`;
-}
-
-function Tabs({ tab, onShow }) {
-  const ids = Object.keys(TABS);
-  const onKeyDown = (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    const ends = { Home: 0, End: ids.length - 1 }[event.key];
-    if (step === undefined && ends === undefined) return;
-    event.preventDefault();
-    const id = ids[ends ?? (ids.indexOf(tab) + step + ids.length) % ids.length];
-    onShow(id);
-    document.getElementById(`tab-${id}`)?.focus();
-  };
-  return html`
-    <div class="tabs" role="tablist" aria-label="What to do" onKeyDown=${onKeyDown}>
-      ${ids.map((id) => html`
-        <button type="button" role="tab" id=${`tab-${id}`} aria-controls=${`panel-${id}`}
-          aria-selected=${id === tab ? "true" : "false"} tabindex=${id === tab ? 0 : -1}
-          onClick=${() => onShow(id)}>${TABS[id]}</button>`)}
-    </div>`;
 }
 
 /** Asks for the key; only this browser tab keeps it. */

@@ -5,9 +5,13 @@ import { Attached, readAttached } from "./attached.js";
 import { Completion } from "./completion.js";
 import { Conversations } from "./conversations.js";
 import { DEMO_MODEL, Demo } from "./demo.js";
+import { useFollowing } from "./following.js";
+import { Icon } from "./icons.js";
 import { ConversationList } from "./list.js";
 import { OptionsForm } from "./options.js";
 import { announce } from "./parts.js";
+import { press } from "./shortcuts.js";
+import { TextBox, focusBox } from "./textbox.js";
 import { Answer, Question, ToolResult } from "./turn.js";
 import { Versions } from "./versions.js";
 
@@ -26,21 +30,33 @@ function useConversations() {
 }
 
 /**
- * @param {{models: {id: string, accepts_images: boolean, has_chat_template: boolean}[], onKey: () => void}} props
+ * @param {{models: import("./models.js").Model[], onModels: () => void, onKey: () => void}} props
  */
-export function Chat({ models, onKey }) {
+export function Chat({ models, onModels, onKey }) {
   const it = useConversations();
-  const end = useRef(null);
+  const box = useRef(null);
   const { isBusy, turns } = it;
   const chosen = models.find(({ id }) => id === it.options.model) ?? models[0];
   useEffect(() => {
     if (chosen && chosen.id !== it.options.model) it.setOptions({ ...it.options, model: chosen.id });
   }, [chosen?.id]);
-  useFollowing(end, isBusy);
   const last = turns.at(-1);
+  const { talk, end, isAway, toEnd } = useFollowing(isBusy, last);
+  // What was pressed may be gone; the next thing to do is to write.
+  const thenWrite = (act) => (...given) => {
+    const isDone = act(...given) !== false;
+    if (isDone) focusBox(box.current, talk.current);
+    return isDone;
+  };
+  useEffect(() => {
+    if (document.activeElement === document.body) focusBox(box.current);
+  }, []);
+  useEffect(() => {
+    if (chosen && chosen.state !== "running") onModels(); // a question wakes it
+  }, [isBusy]);
   const settings = html`
     <${Settings}>
-      <${OptionsForm} options=${it.options} models=${models} onChange=${it.setOptions}
+      <${OptionsForm} options=${it.options} models=${models} onChange=${it.setOptions} onModels=${onModels}
         isChat=${chosen?.has_chat_template !== false} />
     <//>`;
   if (chosen?.has_chat_template === false) {
@@ -54,44 +70,33 @@ export function Chat({ models, onKey }) {
   return html`
     <div class="chat">
       <${ConversationList} it=${it} />
-      <section class="talk" aria-label="Conversation">
-        ${!turns.length && html`<${Welcome} it=${it} model=${chosen} />`}
+      <section class="talk" ref=${talk} tabindex="-1" aria-label="Conversation">
+        ${!turns.length && html`
+          <${Welcome} it=${it} model=${chosen} onAsked=${thenWrite(() => true)} />`}
         <div class="turns" role="log" aria-live="off" aria-label="Messages">
           ${turns.map((turn) => {
             const versions = html`<${Versions} all=${it.versionsOf(turn)} shown=${turn} onShow=${it.showVersion} />`;
             if (turn.role === "user") {
               return html`<${Question} key=${turn.id} turn=${turn} isBusy=${isBusy} versions=${versions}
-                onEdit=${(text) => it.edit(turn, text)} />`;
+                onEdit=${thenWrite((text) => it.edit(turn, text))} />`;
             }
             if (turn.role === "tool") return html`<${ToolResult} key=${turn.id} turn=${turn} />`;
             const canResume = turn === last && turn.lastEventId && !isBusy
               && (turn.error?.code === "connection_lost" || turn.state === "stopped");
             return html`<${Answer} key=${turn.id} turn=${turn} onKey=${onKey} onChange=${it.onChange}
-              versions=${versions} onRetry=${() => it.again(turn)} onResume=${canResume ? () => it.resume(turn) : undefined}
-              onResults=${turn === last && !isBusy && turn.calls.length ? () => it.sendResults(turn) : undefined} />`;
+              versions=${versions} onRetry=${thenWrite(() => it.again(turn))}
+              onResume=${canResume ? thenWrite(() => void it.resume(turn)) : undefined}
+              onResults=${turn === last && !isBusy && turn.calls.length
+                ? thenWrite(() => it.sendResults(turn)) : undefined} />`;
           })}
         </div>
-        <div ref=${end}></div>
         <${Composer} it=${it} isBusy=${isBusy} takesImages=${Boolean(chosen?.accepts_images)}
-          isReady=${Boolean(chosen)} />
+          isReady=${Boolean(chosen)} box=${box} onClear=${thenWrite(it.startNew)}
+          onEnd=${isAway && last ? toEnd : undefined} />
+        <div ref=${end}></div>
       </section>
       ${settings}
     </div>`;
-}
-
-/** Scroll with a growing answer while the reader is at its end. */
-function useFollowing(end, isBusy) {
-  useEffect(() => {
-    if (!isBusy) return undefined;
-    let frame = 0;
-    const follow = () => {
-      const distance = end.current?.getBoundingClientRect().top - innerHeight;
-      if (distance > -400 && distance < 240) end.current.scrollIntoView({ block: "end" });
-      frame = requestAnimationFrame(follow);
-    };
-    frame = requestAnimationFrame(follow);
-    return () => cancelAnimationFrame(frame);
-  }, [isBusy]);
 }
 
 const WIDE = matchMedia("(min-width: 60rem)");
@@ -112,16 +117,26 @@ function Settings({ children }) {
     </aside>`;
 }
 
-const Welcome = ({ it, model }) => html`
+/** What a reader may expect of a model that is not ready. */
+const EXPECTED = {
+  asleep: "It sleeps because nobody has used it. A question wakes it, and is answered once it is loaded.",
+  scaling: "It is waking. A question waits until it is loaded.",
+  down: "It is loading. A question waits until it is loaded.",
+  failed: "It could not be started, so it answers nothing:",
+};
+
+const Welcome = ({ it, model, onAsked }) => html`
   <div class="welcome">
     <h2>Ask ${model?.id ?? "a model"}</h2>
     <p>Answers stream as they are generated. This page talks to this server only.</p>
-    ${model?.id === DEMO_MODEL && html`<${Demo} it=${it} takesImages=${model.accepts_images} />`}
+    ${model && EXPECTED[model.state] && html`
+      <p class="waiting"><span class="dot"></span>${EXPECTED[model.state]} ${model.failure}</p>`}
+    ${model?.id === DEMO_MODEL && html`<${Demo} it=${it} takesImages=${model.accepts_images} onAsked=${onAsked} />`}
   </div>`;
 
 const NOTHING = { images: /** @type {string[]} */ ([]), files: /** @type {any[]} */ ([]) };
 
-function Composer({ it, isBusy, takesImages, isReady }) {
+function Composer({ it, isBusy, takesImages, isReady, box, onClear, onEnd }) {
   const [text, setText] = useState("");
   const [attached, setAttached] = useState(NOTHING);
   const [problem, setProblem] = useState("");
@@ -141,6 +156,7 @@ function Composer({ it, isBusy, takesImages, isReady }) {
   };
   const onKeyDown = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
+    if (event.key === "ArrowUp" && !text && press("e")) event.preventDefault();
   };
   const onPaste = (event) => {
     const files = [...event.clipboardData.files];
@@ -161,26 +177,30 @@ function Composer({ it, isBusy, takesImages, isReady }) {
   };
   return html`
     <form class="composer" onSubmit=${send} onDragOver=${onDragOver} onDrop=${onDrop}>
+      ${onEnd && html`
+        <button type="button" class="to-end" onClick=${onEnd}><${Icon} name="down" />To the end</button>`}
       ${(it.problem || problem) && html`<p class="problem" role="alert">${it.problem || problem}</p>`}
       <${Attached} ...${attached} onRemove=${remove} />
       <label class="field">
         <span class="unseen">Your message</span>
-        <textarea rows="2" value=${text} onKeyDown=${onKeyDown} onPaste=${onPaste}
+        <${TextBox} text=${text} box=${box} aria-keyshortcuts="/" onKeyDown=${onKeyDown} onPaste=${onPaste}
           placeholder=${takesImages ? "Write a message; paste or drop pictures and files" : "Write a message; drop text files"}
-          onInput=${(event) => setText(event.target.value)}></textarea>
+          onInput=${(event) => setText(event.target.value)} />
       </label>
       <div class="row">
         <label class="button quiet">
           <input type="file" class="unseen" multiple
             onChange=${(event) => { add([...event.target.files]); event.target.value = ""; }} />
-          Attach
+          <${Icon} name="picture" />Attach
         </label>
         ${it.turns.length > 0 && html`
-          <button type="button" class="quiet" onClick=${it.startNew}>New chat</button>`}
+          <button type="button" class="quiet" aria-keyshortcuts="n" onClick=${onClear}>
+            <${Icon} name="plus" />New chat</button>`}
         <span class="push"></span>
         ${isBusy
-          ? html`<button type="button" class="primary" onClick=${it.stop}>Stop</button>`
-          : html`<button class="primary" disabled=${!isReady}>Send</button>`}
+          ? html`<button type="button" class="primary" aria-keyshortcuts="Escape"
+              onClick=${it.stop}><${Icon} name="stop" />Stop</button>`
+          : html`<button class="primary" disabled=${!isReady}><${Icon} name="send" />Send</button>`}
       </div>
     </form>`;
 }

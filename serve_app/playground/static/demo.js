@@ -94,13 +94,14 @@ function drawnShape() {
 const asJson = (value) => JSON.stringify(value, null, 2);
 
 /**
- * @param {{it: import("./conversations.js").Conversations, takesImages: boolean}} props
+ * @param {{it: import("./conversations.js").Conversations, takesImages: boolean, onAsked: () => void}} props
  */
-export function Demo({ it, takesImages }) {
+export function Demo({ it, takesImages, onAsked }) {
   const { schema, tools } = examplesFor(DEMO_MODEL);
   const show = (options, question, images) => {
     it.setOptions({ ...it.options, schema: "", tools: "", tool_choice: "auto", ...options });
     it.ask(question, images);
+    onAsked();
   };
   const chip = (name, onClick) => html`<button type="button" class="chip" onClick=${onClick}>${name}</button>`;
   return html`

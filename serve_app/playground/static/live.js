@@ -3,11 +3,14 @@
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { ask } from "./api.js";
 import { Chart } from "./chart.js";
-import { growth, lasting, samplesOf, total } from "./metrics.js";
+import { TIMES, averageRunning, growth, lasting, mean, samplesOf, total } from "./metrics.js";
+import { Wake, stateText } from "./models.js";
 import { ErrorNotice, number, size } from "./parts.js";
 
 const INTERVAL_MS = 2000;
 const MAX_SAMPLES = 300;
+/** Averages are over as many readings: a busy server looks idle between two requests. */
+const WINDOW = 15;
 const REFUSED = "vllm:admission_rejections_total";
 const MOVED = "raystream_streams_moved_total";
 const DELIVERED = "raystream_delivered_tokens_total";
@@ -20,7 +23,7 @@ function useFigures(isShown) {
   const [figures, setFigures] = useState(/** @type {any} */ (null));
   const [error, setError] = useState(/** @type {any} */ (null));
   const [round, setRound] = useState(0);
-  const history = useRef({ unixS: [], tokensPerS: [], running: [] });
+  const history = useRef({ unixS: [], tokensPerS: [], window: [] });
   useEffect(() => {
     if (!isShown) return undefined;
     let timer = 0;
@@ -52,25 +55,41 @@ async function read(signal) {
     ask("v1/devices", { signal }).then((answer) => answer.json()),
     ask("metrics", { signal }).then((answer) => answer.text()),
   ]);
-  return { models: devices.data, samples: samplesOf(metrics, [REFUSED, MOVED, DELIVERED]), ms: performance.now() };
+  return { models: devices.data, samples: samplesOf(metrics, [REFUSED, MOVED, DELIVERED, ...TIMES]), ms: performance.now() };
 }
 
-/** Add the speed since the reading before, and both to the history. */
+/** Add the speed since the reading before to the history, and what there is on average. */
 function withRate(found, before, history) {
   const samples = { ...found.samples };
   for (const name of [REFUSED, MOVED]) samples[name] = lasting(before?.samples[name] ?? [], samples[name]);
-  const seconds = before ? (found.ms - before.ms) / 1000 : 0;
-  const tokensPerS = before ? growth(before.samples[DELIVERED], samples[DELIVERED]) / seconds : null;
   const replicas = found.models.flatMap((model) => model.replicas);
   const running = replicas.reduce((sum, { work }) => sum + work.num_running, 0);
   const waiting = replicas.reduce((sum, { work }) => sum + work.num_waiting, 0);
-  if (tokensPerS !== null) {
-    for (const [name, value] of Object.entries({ unixS: Date.now() / 1000, tokensPerS, running })) {
-      history[name].push(value);
-      if (history[name].length > MAX_SAMPLES) history[name].shift();
-    }
+  const now = { ...found, samples, running, waiting, tokensPerS: null };
+  if (before) {
+    now.tokensPerS = growth(before.samples[DELIVERED], samples[DELIVERED]) / ((found.ms - before.ms) / 1000);
+    history.unixS.push(Date.now() / 1000);
+    history.tokensPerS.push(now.tokensPerS);
+    if (history.unixS.length > MAX_SAMPLES) for (const column of [history.unixS, history.tokensPerS]) column.shift();
   }
-  return { ...found, samples, tokensPerS, running, waiting };
+  history.window.push(now);
+  if (history.window.length > WINDOW + 1) history.window.shift();
+  return { ...now, average: averageOf(history.window) };
+}
+
+/** @param {any[]} window The latest readings; at least one. @returns Averages; null of one reading. */
+function averageOf(window) {
+  const [first, ...others] = window;
+  if (!others.length) return null;
+  const last = others.at(-1);
+  const seconds = (last.ms - first.ms) / 1000;
+  const generators = new Set(last.models.filter(({ task }) => task === "generate").map(({ id }) => id));
+  return {
+    seconds,
+    running: averageRunning(first.samples, last.samples, seconds, generators),
+    waiting: mean(window.map(({ waiting }) => waiting)),
+    tokensPerS: growth(first.samples[DELIVERED], last.samples[DELIVERED]) / seconds,
+  };
 }
 
 /** @returns {boolean} Whether the browser shows the page. */
@@ -97,38 +116,55 @@ export function Live({ isShown, onKey }) {
       ${!figures && !error && html`<p class="waiting"><span class="dot"></span>Asking the replicas</p>`}
       ${figures && html`
         <dl class="tiles">
-          <${Tile} name="Running" value=${number(figures.running)} />
-          <${Tile} name="Waiting" value=${number(figures.waiting)} />
-          <${Tile} name="Tokens/s" value=${figures.tokensPerS === null ? "–" : number(figures.tokensPerS)} />
+          <${Tile} name="Running" value=${averaged(figures.average?.running, 1)} now=${number(figures.running)} />
+          <${Tile} name="Waiting" value=${averaged(figures.average?.waiting, 1)} now=${number(figures.waiting)} />
+          <${Tile} name="Tokens/s" value=${averaged(figures.average?.tokensPerS)}
+            now=${figures.tokensPerS === null ? "–" : number(figures.tokensPerS)} />
           <${Tile} name="Refused" value=${number(total(figures.samples[REFUSED]))} />
           <${Tile} name="Moved" value=${number(total(figures.samples[MOVED]))} />
         </dl>
+        <p class="detail">${figures.average
+          ? `Running, waiting and tokens/s: on average over the last ${number(figures.average.seconds)} s. ` : ""}Refused
+          and moved: in all.</p>
         ${history.unixS.length > 1 && html`
           <${Chart} label="Tokens delivered" x=${history.unixS}
             lines=${[{ name: "tokens/s", values: history.tokensPerS }]} format=${(value) => number(value)} />`}
-        ${figures.models.map((model) => html`<${Model} key=${model.id} model=${model} samples=${figures.samples} />`)}`}
+        ${figures.models.map((model) => html`<${Model} key=${model.id} model=${model} samples=${figures.samples}
+          onChange=${retry} />`)}`}
     </div>`;
 }
 
-const Tile = ({ name, value }) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
+/** @param {number | undefined} value @param {number} digits @returns {string} A small average with its digits. */
+const averaged = (value, digits = 0) => (value === undefined ? "–" : number(value, value < 100 ? digits : 0));
 
+const Tile = ({ name, value, now }) => html`
+  <div><dt>${name}</dt><dd>${value}</dd>${now !== undefined && html`<dd class="now">now ${now}</dd>`}</div>`;
+
+const WITHOUT_REPLICA = {
+  asleep: "No replica: nobody uses it, and a request wakes it",
+  scaling: "No replica yet: the first one starts, or the last one has stopped",
+  down: "No replica yet: it loads",
+  failed: "No replica, and none will start before another deploy",
+};
 const STATES = { healthy: "●", failing: "▲" };
 
 /** @param {number | null} part */
 const percent = (part) => (part === null ? "–" : `${number(part * 100, 1)} %`);
 
-function Model({ model, samples }) {
+function Model({ model, samples, onChange }) {
   const counts = Object.entries(model.num_replicas).map(([state, count]) => `${count} ${state.toLowerCase()}`);
   const own = { model_name: model.id };
   return html`
     <section class="model" aria-label=${model.id}>
-      <h3>${model.id} <span class="tag">${model.task}</span> <span class="tag">${model.state}</span></h3>
+      <h3>${model.id} <span class="tag">${model.task}</span> <span
+        class=${`tag is-${model.state}`}>${stateText(model.state)}</span></h3>
       <p class="detail">
-        ${counts.join(", ") || "No replica"}; ${number(total(samples[REFUSED], own))} refused,
+        ${counts.join(", ") || WITHOUT_REPLICA[model.state] || "No replica"}; ${number(total(samples[REFUSED], own))} refused,
         ${" "}${number(total(samples[MOVED], own))} moved
         ${model.silent_replicas.length > 0 && html`; no answer from ${model.silent_replicas.join(", ")}`}
         ${model.message && html`. ${model.message}`}
       </p>
+      <${Wake} model=${model} onChange=${onChange} />
       ${model.replicas.length > 0 && html`<${Replicas} model=${model} /><${Memory} model=${model} />`}
     </section>`;
 }

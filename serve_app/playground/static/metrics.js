@@ -39,6 +39,31 @@ export function growth(before, samples) {
   return samples.reduce((sum, { series, value }) => sum + Math.max(0, value - (values.get(series) ?? value)), 0);
 }
 
+/** @param {number[]} values @returns {number} Their mean; 0 of none. */
+export const mean = (values) => values.reduce((sum, value) => sum + value, 0) / (values.length || 1);
+
+/** Sums of times, in seconds, whose growth tells how many requests ran: a text's tokens, its prefill, a pooler's work. */
+export const TIMES = [
+  "vllm:inter_token_latency_seconds_sum", "vllm:request_prefill_time_seconds_sum", "vllm:e2e_request_latency_seconds_sum",
+];
+
+/**
+ * Return how many requests ran on average between two readings. By Little's law that is the time that they have taken
+ * together, by the time that has passed, so a request of a few milliseconds counts though no snapshot shows it.
+ * @param {Record<string, Sample[]>} before @param {Record<string, Sample[]>} now Readings of `TIMES`.
+ * @param {number} seconds Between them.
+ * @param {Set<string>} generators The ids of the models that generate.
+ */
+export function averageRunning(before, now, seconds, generators) {
+  const [tokens, prefill, whole] = TIMES.map((name) => {
+    const generates = ({ labels }) => generators.has(labels.model_name);
+    const isWhole = name === TIMES[2];
+    const own = (samples) => samples.filter((sample) => generates(sample) !== isWhole);
+    return growth(own(before[name] ?? []), own(now[name] ?? []));
+  });
+  return (tokens + prefill + whole) / seconds;
+}
+
 /**
  * Return a counter's samples with those that only an earlier reading had: what a process has counted stays counted
  * after its end.

@@ -2,6 +2,7 @@
 
 import { html } from "./vendor/preact.js";
 import { examplesFor } from "./demo.js";
+import { ModelFacts, placeholdersOf } from "./models.js";
 import { ModelChoice } from "./parts.js";
 
 /** A field of the form whose text can't become a part of a request. */
@@ -61,14 +62,19 @@ function parsed(text, what) {
 }
 
 /**
- * @param {{options: Options, models: {id: string}[], onChange: (changed: Options) => void, isChat?: boolean}} props
- *   A model that does not chat reads no system prompt and calls no tools.
+/**
+ * @param {{options: Options, models: import("./models.js").Model[], onChange: (changed: Options) => void,
+ *   onModels: () => void, isChat?: boolean}} props `onModels` is called when a model's state has changed. A model that
+ *   does not chat reads no system prompt and calls no tools.
  */
-export function OptionsForm({ options, models, onChange, isChat = true }) {
+export function OptionsForm({ options, models, onChange, onModels, isChat = true }) {
   const set = (name) => (event) => onChange({ ...options, [name]: event.target.value });
+  const model = models.find(({ id }) => id === options.model);
+  const placeholders = placeholdersOf(model);
   return html`
     <${ModelChoice} label="Model" models=${models} value=${options.model}
-      onChange=${(model) => onChange({ ...options, model })} />
+      onChange=${(id) => onChange({ ...options, model: id })} />
+    ${model && html`<${ModelFacts} model=${model} onChange=${onModels} />`}
     ${isChat && html`
       <label class="field">
         <span>System prompt</span>
@@ -80,7 +86,7 @@ export function OptionsForm({ options, models, onChange, isChat = true }) {
         ${NUMBERS.map(({ name, label, ...bounds }) => html`
           <label class="field">
             <span>${label}</span>
-            <input type="number" inputmode="decimal" ...${bounds}
+            <input type="number" inputmode="decimal" ...${bounds} placeholder=${placeholders[name]}
               value=${options[name] ?? ""} onInput=${set(name)} />
           </label>`)}
       </div>

@@ -1,6 +1,7 @@
 // Parts that several tabs share: errors, announcements, the choice of a model, and code to copy.
 
 import { html, useEffect, useState } from "./vendor/preact.js";
+import { Icon } from "./icons.js";
 import { abridged, curl, javascript, python } from "./snippets.js";
 
 /**
@@ -47,14 +48,17 @@ function useCountdown(error) {
   return wait;
 }
 
+const NOT_READY = { asleep: " (asleep)", scaling: " (waking)", down: " (loading)", failed: " (failed)" };
+
 /**
- * @param {{label: string, models: {id: string}[], value: string, onChange: (id: string) => void}} props
+ * @param {{label: string, models: {id: string, state?: string}[], value: string, onChange: (id: string) => void}} props
  */
 export const ModelChoice = ({ label, models, value, onChange }) => html`
   <label class="field">
     <span>${label}</span>
     <select value=${value} onChange=${(event) => onChange(event.target.value)}>
-      ${models.map(({ id }) => html`<option value=${id} selected=${id === value}>${id}</option>`)}
+      ${models.map(({ id, state = "" }) => html`
+        <option value=${id} selected=${id === value}>${id}${NOT_READY[state] ?? ""}</option>`)}
     </select>
   </label>`;
 
@@ -99,14 +103,16 @@ export async function copyText(text) {
   return words;
 }
 
-/** @param {{text: string, label: string}} props */
-export function CopyButton({ text, label }) {
+/** @param {{text: string, label: string, keys?: string}} props The keys of its shortcut. */
+export function CopyButton({ text, label, keys }) {
   const [done, setDone] = useState("");
   const copy = async () => {
     setDone(await copyText(text));
     setTimeout(() => setDone(""), 2000);
   };
-  return html`<button type="button" class="quiet" onClick=${copy}>${done || label}</button>`;
+  return html`
+    <button type="button" class="quiet" aria-keyshortcuts=${keys} onClick=${copy}>
+      <${Icon} name="copy" />${done || label}</button>`;
 }
 
 /** @param {number} value @param {number} digits */

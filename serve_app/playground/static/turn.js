@@ -3,9 +3,11 @@
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact.js";
 import { figuresOf } from "./answer.js";
 import { AskedFiles } from "./attached.js";
+import { Icon } from "./icons.js";
 import { blocksOf, isRendered } from "./markdown.js";
 import { Code, CopyButton, ErrorNotice, duration, number } from "./parts.js";
 import { drawProse } from "./prose.js";
+import { TextBox, focusBox } from "./textbox.js";
 
 /** Between two drawings of a growing text pass this many ms, and this many times as long as the last one took. */
 const PAUSE_MS = 16;
@@ -90,8 +92,9 @@ export function Answer({ turn, onRetry, onResume, onKey, onResults, onChange, ve
           ${versions}
           ${onResume && turn.state === "stopped" && html`
             <button type="button" class="quiet" onClick=${onResume}>Go on</button>`}
-          <button type="button" class="quiet" onClick=${onRetry}>Answer again</button>
-          ${turn.text && html`<${CopyButton} text=${turn.text} label="Copy" />`}
+          <button type="button" class="quiet" aria-keyshortcuts="r" onClick=${onRetry}>
+            <${Icon} name="again" />Answer again</button>
+          ${turn.text && html`<${CopyButton} text=${turn.text} label="Copy" keys="c" />`}
           ${turn.body && html`<${Code} made=${{ kind: "chat", body: { ...turn.body, stream: true } }} />`}
         </div>`}
     </article>`;
@@ -143,9 +146,24 @@ function ToolCall({ call, onChange, canAnswer }) {
  */
 export function Question({ turn, onEdit, isBusy, versions }) {
   const [draft, setDraft] = useState(/** @type {string | null} */ (null));
+  const box = useRef(null);
+  const button = useRef(null);
+  const wasEdited = useRef(false);
+  const isEdited = draft !== null;
+  useLayoutEffect(() => {
+    if (isEdited) focusBox(box.current, box.current);
+    else if (wasEdited.current && document.activeElement === document.body) button.current?.focus();
+    wasEdited.current = isEdited;
+  }, [isEdited]);
   const send = (event) => {
     event.preventDefault();
     if (onEdit(draft ?? "")) setDraft(null);
+  };
+  const onKeyDown = (event) => {
+    if (event.key === "Escape") setDraft(null);
+    else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) send(event);
+    else return;
+    event.stopPropagation();
   };
   return html`
     <article class="turn question" aria-label="Question">
@@ -153,14 +171,15 @@ export function Question({ turn, onEdit, isBusy, versions }) {
       <${AskedFiles} files=${turn.files} />
       ${draft === null
         ? html`<div class="row">
-            <button type="button" class="quiet" disabled=${isBusy} onClick=${() => setDraft(turn.text)}>Edit</button>
+            <button type="button" class="quiet" ref=${button} disabled=${isBusy} aria-keyshortcuts="e"
+              onClick=${() => setDraft(turn.text)}><${Icon} name="edit" />Edit</button>
             <p class="asked" dir="auto">${turn.text}</p>
           </div>
           ${versions}`
-        : html`<form onSubmit=${send}>
+        : html`<form onSubmit=${send} onKeyDown=${onKeyDown}>
             <label class="field">
               <span class="unseen">Edit the question</span>
-              <textarea rows="3" value=${draft} onInput=${(event) => setDraft(event.target.value)}></textarea>
+              <${TextBox} text=${draft} box=${box} onInput=${(event) => setDraft(event.target.value)} />
             </label>
             <p class="row">
               <button class="primary">Ask again</button>

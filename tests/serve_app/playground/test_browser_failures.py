@@ -12,6 +12,8 @@ from deployments.errors import (
     GenerationFailedError,
     OverloadedError,
 )
+from serve_app.backends import serving_states
+from serve_app.backends.serving_states import ServingState
 from tests.browser import tab_of
 from tests.raw_http import LOCALHOST
 from tests.serve_app.apps import ALICE, ring
@@ -44,6 +46,34 @@ async def test_a_model_that_loads_is_shown_to_load(
         sleeper.loads.set()
         await page.says("Hello, world!")
         await expect(page.answer.locator(".waiting")).to_have_count(0)
+        page.check_quiet()
+
+
+async def test_a_page_opened_while_a_model_loads_learns_when_it_is_ready_or_has_failed(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_states, "MEMORY_S", 0.0)
+    sleeper = Sleeper()
+    sleeper.state = ServingState.DOWN
+    models = Models(sleeper)
+    async with serving(models, monkeypatch) as url, tab_of(browser) as tab:
+        page = Page(tab, url)
+        await tab.page.clock.install()
+        await page.open()
+        facts = tab.page.locator(".facts")
+        await expect(facts).to_contain_text("Stateloading")
+        await expect(tab.page.get_by_text("It is loading.")).to_be_visible()
+        sleeper.state, sleeper.message = ServingState.FAILED, "SomeError: no such folder"
+        await tab.page.clock.run_for(3_000)
+        await expect(facts).to_contain_text("Statefailed")
+        await expect(tab.page.get_by_text("It could not be started")).to_contain_text(
+            "no such folder"
+        )
+        sleeper.run()
+        await tab.page.clock.run_for(20_000)
+        await expect(facts).to_contain_text("Stateready")
+        await expect(facts).to_contain_text("Context128 tokens")
+        await expect(tab.page.get_by_label("Temperature")).to_have_attribute("placeholder", "1")
         page.check_quiet()
 
 

@@ -13,7 +13,7 @@ from tests.node_packages import install
 from tests.serve_app.playground.node_program import PACKAGES
 from tests.serve_app.playground.served_page import Models, Page, serving
 
-TABS = ("Chat", "Classify", "Search", "Live")
+TABS = ("Chat", "Compare", "Classify", "Search", "Live")
 Scheme = Literal["light", "dark"]
 
 
@@ -38,9 +38,17 @@ async def fill(page: Page, tab: str) -> None:
             await page.ask("Hello?")
             await page.is_done()
             await page.page.get_by_text("Copy as code").first.click()
-            if await page.page.locator("summary", has_text="Settings").is_visible():
-                await page.page.locator("summary", has_text="Settings").click()
-            await page.page.locator("summary", has_text="Tools").click()
+            chat = page.page.get_by_role("tabpanel", name="Chat")
+            if await chat.locator("summary", has_text="Settings").is_visible():
+                await chat.locator("summary", has_text="Settings").click()
+            await chat.locator("summary", has_text="Tools").click()
+        case "Compare":
+            if await page.button("New comparison").is_visible():
+                await page.button("New comparison").click()
+            await page.page.get_by_label("Your question to both").fill("Hello?")
+            await page.button("Ask both").click()
+            answers = page.page.get_by_role("article", name="Answer").locator("visible=true")
+            await expect(answers.and_(page.page.locator("[aria-busy=false]"))).to_have_count(2)
         case "Classify":
             await page.button("Classify").click()
             await page.page.get_by_text("Scores of each piece").click()
@@ -113,13 +121,16 @@ async def test_everything_can_be_done_by_keyboard(
 ) -> None:
     async with tab_of(browser) as tab:
         page = Page(tab, url)
-        await page.open()
+        await page.open("classify")
         keys = tab.page.keyboard
         await keys.press("Tab")
         await expect(tab.page.get_by_text("Skip to the content")).to_be_focused()
         await expect(tab.page.get_by_text("Skip to the content")).to_be_in_viewport()
         await keys.press("Enter")
-        await reach(page, "Your message")
+        await reach(page, "Characters of a piece")
+        await tab.page.goto("about:blank")
+        await page.open()
+        await expect(tab.page.get_by_label("Your message")).to_be_focused()
         await keys.type("Hello?")
         await keys.press("Enter")
         await page.is_done()
@@ -129,7 +140,7 @@ async def test_everything_can_be_done_by_keyboard(
             await page.answer.wait_for()
             await reach(page, name)
         await tab.page.get_by_role("tab", name="Chat").focus()
-        for name in ("Classify", "Search", "Live"):
+        for name in TABS[1:]:
             await keys.press("ArrowRight")
             await expect(tab.page.get_by_role("tab", name=name)).to_be_focused()
             await expect(tab.page.get_by_role("tabpanel", name=name)).to_be_visible()
@@ -140,6 +151,74 @@ async def test_everything_can_be_done_by_keyboard(
         await expect(tab.page.get_by_label("API key")).to_be_focused()
         await keys.press("Escape")
         await expect(tab.page.get_by_role("button", name="Key")).to_be_focused()
+
+
+async def test_the_focus_stays_where_one_goes_on(page: Page) -> None:
+    await page.open()
+    box = page.page.get_by_label("Your message")
+    await page.ask("First")
+    await page.is_done()
+    await page.button("Edit").click()
+    edited = page.page.get_by_label("Edit the question")
+    await expect(edited).to_be_focused()
+    await page.page.keyboard.press("Escape")
+    await expect(edited).to_have_count(0)
+    await expect(page.button("Edit")).to_be_focused()
+    await page.page.keyboard.press("Enter")
+    await page.page.keyboard.type(" and last")
+    await page.page.keyboard.press("Control+Enter")
+    await expect(page.page.locator(".asked")).to_have_text("First and last")
+    await expect(box).to_be_focused()
+    await page.is_done()
+    for name in ("Answer again", "New chat"):
+        await page.button(name).click()
+        await expect(box).to_be_focused()
+
+
+async def test_shortcuts_are_listed_and_act_outside_of_text_boxes(
+    page: Page, models: Models
+) -> None:
+    await page.open()
+    keys = page.page.keyboard
+    await expect(page.page.get_by_label("Your message")).to_be_focused()
+    await keys.type("n?")
+    await expect(page.page.get_by_label("Your message")).to_have_value("n?")
+    await keys.press("Enter")
+    await page.is_done()
+    await keys.press("ArrowUp")
+    await expect(page.page.get_by_label("Edit the question")).to_be_focused()
+    await keys.press("Escape")
+    await keys.press("r")
+    await page.is_done()
+    assert len(models.chat.requests) == 2
+    await keys.press("Escape")
+    await keys.press("?")
+    listed = page.page.get_by_role("dialog", name="Shortcuts")
+    await expect(listed).to_contain_text("new chat")
+    await listed.get_by_label("Keys of one letter").uncheck()
+    await keys.press("Escape")
+    await keys.press("n")
+    await expect(page.answer).to_be_visible()
+    await page.button("Shortcuts").click()
+    await listed.get_by_label("Keys of one letter").check()
+    await page.button("Close").click()
+    await keys.press("n")
+    await expect(page.answer).to_have_count(0)
+    await keys.press("Escape")
+    await keys.press("5")
+    await expect(page.page.get_by_role("tabpanel", name="Live")).to_be_visible()
+
+
+async def test_tabs_are_entries_of_the_history(page: Page) -> None:
+    await page.open()
+    for name in ("Search", "Live"):
+        await page.show(name)
+    await expect(page.page).to_have_title("Live · raystream")
+    for name in ("Search", "Chat"):
+        await page.page.go_back()
+        await expect(page.page.get_by_role("tabpanel", name=name)).to_be_visible()
+    await page.page.go_forward()
+    await expect(page.page.get_by_role("tabpanel", name="Search")).to_be_visible()
 
 
 async def reach(page: Page, name: str) -> None:

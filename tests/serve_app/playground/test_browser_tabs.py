@@ -3,24 +3,112 @@
 import asyncio
 import random
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 from PIL import Image
 from playwright.async_api import Browser, Route, expect
 
-from deployments.contract import TextDelta
+from deployments.contract import FinishReason, GenerationRequest, TextDelta
 from deployments.errors import OverloadedError
+from serve_app.backends import serving_states
 from tests.browser import tab_of
 from tests.images import png
 from tests.replica_reports import gpu_report
+from tests.serve_app.fakes import FakeBackend, FakeStream, Step
 from tests.serve_app.playground.served_page import Models, Page, serving
+from tests.serve_app.playground.test_browser_chat import texts
 from tests.serve_app.playground.test_code import printed_by
+from tests.serve_app.test_sleeping_models import Sleeper
 
 LONGEST_ARGUMENT = 128 * 1024
 """What Linux lets a program have as one argument, in bytes."""
 OF_PAIRS = "🙂🙃🙂 🚀🚀🚀 is it. " * 3 + "THE END OF IT."
 TEXT = "all of this is small. ALL OF THIS IS LARGE."
+
+
+class TwoSettings(FakeBackend):
+    """Answers by the temperature; each setting has scripts of its own."""
+
+    def __init__(self, scripts: dict[float, list[list[Step]]]) -> None:
+        super().__init__()
+        self.of = scripts
+
+    async def generate(self, request: GenerationRequest) -> FakeStream:
+        self.scripts = [self.of[request.sampling.temperature].pop(0)]
+        return await super().generate(request)
+
+
+async def test_two_answers_to_one_question_stand_next_to_each_other(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = asyncio.Event()
+
+    def says(*steps: str | asyncio.Event) -> list[Step]:
+        end = TextDelta((2,), ".", FinishReason.STOP)
+        given = [[TextDelta((1,), each)] if isinstance(each, str) else each for each in steps]
+        return [*given, [end]]
+
+    chat = TwoSettings(
+        {
+            1.0: [says("One"), says("Brief"), says("Anew")],
+            0.5: [says("Other", more, " end"), says("Brief")],
+        }
+    )
+    async with serving(Models(chat), monkeypatch) as url, tab_of(browser) as tab:
+        page = Page(tab, url)
+        await page.open("compare")
+        settings = page.page.locator(".side", has=page.page.get_by_label("Temperature"))
+        await settings.nth(1).get_by_label("Temperature").fill("0.5")
+        question = page.page.get_by_label("Your question to both")
+        await question.fill("Which?")
+        await question.press("Enter")
+        left = page.page.get_by_role("region", name="A: m")
+        right = page.page.get_by_role("region", name="B: m")
+        await expect(left).to_contain_text("One.")
+        await expect(right).to_contain_text("Other")
+        edge, other = await left.bounding_box(), await right.bounding_box()
+        assert edge is not None
+        assert other is not None
+        assert edge["x"] + edge["width"] < other["x"]
+        assert edge["y"] == other["y"]
+        more.set()
+        await expect(right).to_contain_text("Other end.")
+        # Each side goes on from its own answer.
+        await question.fill("And then?")
+        await question.press("Enter")
+        await expect(page.page.get_by_text("Brief.")).to_have_count(2)
+        said = {each.sampling.temperature: texts(each) for each in chat.requests[2:]}
+        assert said == {
+            1.0: ["Which?", "One.", "And then?"],
+            0.5: ["Which?", "Other end.", "And then?"],
+        }
+        await left.last.get_by_role("button", name="Answer again").click()
+        await expect(left.last).to_contain_text("Anew.")
+        await expect(right.last).to_contain_text("Brief.")
+        await page.page.reload()
+        await expect(right.first).to_contain_text("Other end.")
+        page.check_quiet()
+
+
+async def test_a_model_that_sleeps_is_woken_by_a_button(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_states, "MEMORY_S", 0.0)
+    sleeper = Sleeper()
+    models = Models(sleeper)
+    async with serving(models, monkeypatch) as url, tab_of(browser) as tab:
+        page = Page(tab, url)
+        await page.open("live")
+        model = tab.page.get_by_role("region", name="m", exact=True)
+        await expect(model).to_contain_text("asleep")
+        await page.button("Wake m").locator("visible=true").click()
+        await expect(model).to_contain_text("Waking m")
+        sleeper.loads.set()
+        await expect(model).to_contain_text("ready")
+        await expect(model.get_by_role("button", name="Wake m")).to_have_count(0)
+        page.check_quiet()
 
 
 async def test_a_text_is_classified_in_pieces_with_a_legend(page: Page, models: Models) -> None:
@@ -40,6 +128,9 @@ async def test_a_text_is_classified_in_pieces_with_a_legend(page: Page, models: 
     ]
     assert styles == ["solid", "dashed"]
     await expect(result.locator(".legend li")).to_have_count(3)
+    meter = Image.open(BytesIO(await result.locator(".legend meter").first.screenshot()))
+    column = [meter.getpixel((4, y)) for y in range(1, meter.height - 1)]
+    assert set(column) == {column[0]}, "the filled part is as high as the meter"
     await result.get_by_text("Scores of each piece").click()
     await expect(result.get_by_role("row")).to_have_count(3)
     # Pieces are counted in code points.
@@ -126,13 +217,14 @@ async def test_live_shows_replicas_and_counts_and_asks_only_while_it_is_seen(
     failing = page.page.get_by_role("region", name="Replicas of c")
     await expect(failing).to_contain_text("▲ failing")
     tiles = page.page.locator(".tiles")
-    await expect(tiles).to_contain_text("Running7")
-    await expect(tiles).to_contain_text("Waiting2")
+    running = tiles.locator("div", has_text="Running")
+    await expect(running).to_contain_text("now 7")
+    await expect(tiles.locator("div", has_text="Waiting")).to_contain_text("now 2")
     await expect(page.page.get_by_role("img", name="Memory of m")).to_be_visible()
     # What changes is shown without a touch.
     busier = gpu_report("r1")
     models.reports = {"m": (replace(busier, work=replace(busier.work, num_running=5)),)}
-    await expect(tiles).to_contain_text("Running5")
+    await expect(running).to_contain_text("now 5")
     await page.show("Chat")
     seen = len(page.tab.requested)
     await page.page.clock.run_for(60_000)

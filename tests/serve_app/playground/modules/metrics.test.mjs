@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { moduleOf } from "./page.mjs";
 
-const { growth, lasting, samplesOf, total } = await moduleOf("metrics");
+const { TIMES, averageRunning, growth, lasting, mean, samplesOf, total } = await moduleOf("metrics");
 
 /** A counter's samples, by the process that has counted. */
 const counted = (byProcess) =>
@@ -30,4 +30,20 @@ test("counts do not fall when a process ends or begins again", () => {
     seen = lasting(seen, counted(reading));
     assert.equal(total(seen), 7);
   }
+});
+
+test("how many ran is told by the time that they took, however short each one was", () => {
+  const [tokens, prefill, whole] = TIMES;
+  const read = (...lines) => samplesOf(lines.join("\n"), TIMES);
+  const before = read(`${tokens}{model_name="m"} 10`, `${prefill}{model_name="m"} 1`, `${whole}{model_name="m"} 20`,
+    `${whole}{model_name="c"} 5`);
+  const now = read(`${tokens}{model_name="m"} 14`, `${prefill}{model_name="m"} 2`, `${whole}{model_name="m"} 90`,
+    `${whole}{model_name="c"} 6`);
+  // A text's time from end to end holds its wait, and comes only once it has ended; a pooler's texts have no other.
+  assert.equal(averageRunning(before, now, 10, new Set(["m"])), 0.6);
+  assert.equal(averageRunning(now, now, 10, new Set(["m"])), 0);
+});
+
+test("the mean of nothing is nothing", () => {
+  assert.deepEqual([mean([]), mean([1, 2, 6])], [0, 3]);
 });

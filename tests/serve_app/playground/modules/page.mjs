@@ -16,6 +16,7 @@ const storage = () => {
 
 globalThis.document = { baseURI: process.env.PAGE ?? "http://127.0.0.1:8000/" };
 globalThis.window = globalThis;
+globalThis.matchMedia = () => ({ matches: true, addEventListener: () => {}, removeEventListener: () => {} });
 for (const name of ["localStorage", "sessionStorage"]) {
   Object.defineProperty(globalThis, name, { value: storage(), configurable: true });
 }
