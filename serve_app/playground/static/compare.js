@@ -84,7 +84,6 @@ function useComparison() {
       redraw();
       return false;
     }
-    // What still runs belongs to rounds that are gone, or to the side that answers again.
     for (const side of SIDES) if (sides.includes(side) || rounds.length < it.rounds.length) it.running[side]?.abort();
     Object.assign(it, { rounds: [...rounds.slice(0, index), round], problem: "" });
     for (const side of sides) run(round.answers[side], side);

@@ -44,8 +44,9 @@ export function useModels() {
       const { data } = await (await ask("v1/models")).json();
       setFound(({ round }) => ({ models: data, error: null, round: round + 1 }));
     } catch (error) {
-      // A page that knows the models says so where something is asked of them.
-      setFound(({ models, round }) => ({ models, error: models.length && error.status !== 401 ? null : error, round: round + 1 }));
+      setFound(({ models, round }) => ({ 
+        models, round: round + 1, error: models.length && error.status !== 401 ? null : error,
+      }));
     }
   }, []);
   useEffect(() => {

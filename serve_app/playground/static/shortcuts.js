@@ -6,7 +6,7 @@ import { Icon } from "./icons.js";
 
 const OFF = "raystream-shortcuts-off";
 
-/** What the dialog lists. Keys of one letter act outside of text boxes only, and can be turned off. */
+/** What the dialog lists. */
 const ALWAYS = [
   ["Enter", "send the message"],
   ["Shift+Enter", "begin a new line"],
