@@ -41,7 +41,7 @@ export function Chat({ models, onModels, onKey }) {
     if (chosen && chosen.id !== it.options.model) it.setOptions({ ...it.options, model: chosen.id });
   }, [chosen?.id]);
   const last = turns.at(-1);
-  const { talk, end, isAway, toEnd } = useFollowing(isBusy, last);
+  const { talk, end, isAway, toEnd } = useFollowing(isBusy, last, chosen?.has_chat_template !== false);
   // What was pressed may be gone; the next thing to do is to write.
   const thenWrite = (act) => (...given) => {
     const isDone = act(...given) !== false;

@@ -22,10 +22,11 @@ export function isFollowed(isFollowing, movedBy, distance) {
  * Keep the end of a conversation in view while it grows.
  * @param {boolean} isGrowing
  * @param {any} last The last turn: for another one, and when it begins to grow again, the page goes to the end.
+ * @param {boolean} isShown Whether there is a conversation at all.
  * @returns {{talk: {current: any}, end: {current: any}, isAway: boolean, toEnd: () => void}} Refs of the conversation
  *   and of what stands at its end, whether the end is out of view, and a function that goes there.
  */
-export function useFollowing(isGrowing, last) {
+export function useFollowing(isGrowing, last, isShown = true) {
   const talk = useRef(null);
   const end = useRef(null);
   const state = useRef({ isFollowing: true, y: 0, isGrowing });
@@ -43,6 +44,7 @@ export function useFollowing(isGrowing, last) {
   };
 
   useEffect(() => {
+    if (!isShown) return undefined;
     const note = () => {
       if (isHidden()) return;
       const it = state.current;
@@ -65,7 +67,7 @@ export function useFollowing(isGrowing, last) {
       removeEventListener("resize", grown);
       sizes.disconnect();
     };
-  }, []);
+  }, [isShown]);
   const wasGrowing = useRef(false);
   useLayoutEffect(() => {
     // The last drawing of an answer is taller: its figures and buttons come.
