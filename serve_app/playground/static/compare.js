@@ -125,7 +125,7 @@ export function Compare({ models, onModels, onKey }) {
   const it = useComparison();
   const box = useRef(null);
   const last = it.rounds.at(-1);
-  const { talk, end, isAway, toEnd } = useFollowing(it.isBusy, last);
+  const { talk, end, isAway, toEnd } = useFollowing(it.isBusy, last, models.length > 0);
   useEffect(() => {
     for (const side of SIDES) {
       const isServed = models.some(({ id }) => id === it.options[side].model);
