@@ -3,7 +3,6 @@
 import asyncio
 import random
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -128,9 +127,6 @@ async def test_a_text_is_classified_in_pieces_with_a_legend(page: Page, models: 
     ]
     assert styles == ["solid", "dashed"]
     await expect(result.locator(".legend li")).to_have_count(3)
-    meter = Image.open(BytesIO(await result.locator(".legend meter").first.screenshot()))
-    column = [meter.getpixel((4, y)) for y in range(1, meter.height - 1)]
-    assert set(column) == {column[0]}, "the filled part is as high as the meter"
     await result.get_by_text("Scores of each piece").click()
     await expect(result.get_by_role("row")).to_have_count(3)
     # Pieces are counted in code points.
