@@ -5,8 +5,7 @@ imported when they are first used: `Engine` brings torch, and the command must s
 
 Its packages must be those that were installed with it. `python -m raystream` finds them whatever
 lies in the working directory. A package of the same name that Python finds earlier by other ways,
-such as PYTHONPATH, is refused here, in one line: the first import from it would fail with a
-traceback.
+such as PYTHONPATH, is named here: the first import from it would fail with a riddle.
 """
 
 import os
@@ -40,19 +39,23 @@ def _import_from_here_last() -> None:
         sys.path.append(sys.path.pop(0))
 
 
-def _refuse_others() -> None:
+def require_own_packages() -> None:
+    """Check that each of our packages is the one that was installed with this one.
+
+    Raises:
+        ImportError: Another one hides it.
+    """
     for name in PACKAGES:
         found = find_spec(name)
         origin = None if found is None else found.origin
         if origin is not None and Path(origin).parents[1] != Path(__file__).parents[1]:
-            sys.exit(
-                f"Error: {origin} hides raystream's own package {name!r}: rename it, or take its "
+            raise ImportError(
+                f"{origin} hides raystream's own package {name!r}: rename it, or take its "
                 "folder out of PYTHONPATH, or start from another folder"
             )
 
 
 _import_from_here_last()
-_refuse_others()
 
 
 _HOMES = MappingProxyType(
@@ -76,6 +79,7 @@ _HOMES = MappingProxyType(
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_own_packages()
     return getattr(import_module(_HOMES[name]), name)
 
 

@@ -4,12 +4,21 @@ Only this module knows both. The load tester's commands are imported when one of
 with numpy and plotly that takes most of a second.
 """
 
+import sys
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
+from raystream import require_own_packages
+
+try:
+    require_own_packages()
+except ImportError as error:
+    sys.exit(f"Error: {error}")
+
+# After the check: its own imports would fail with a traceback.
 from serve_app.commands.cli import app
 
 __all__ = ["app"]

@@ -75,17 +75,22 @@ def test_a_module_of_the_user_s_that_hides_one_of_ours_is_refused_in_one_line(
 ) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
-    started = subprocess.run(
-        [sys.executable, "-c", "from raystream.__main__ import app"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+    started, imported = (
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for code in ("from raystream.__main__ import app", "from raystream import Model")
     )
-    assert started.returncode == 1
-    assert started.stderr.startswith(f"Error: {tmp_path / name} hides raystream's own package '")
+    hides = f"Error: {tmp_path / name} hides raystream's own package '"
+    assert (started.returncode, imported.returncode) == (1, 1)
+    assert started.stderr.startswith(hides)
     assert started.stderr.count("\n") == 1
+    assert imported.stderr.splitlines()[-1].startswith(f"Import{hides}")
 
 
 def test_whatever_lies_in_the_working_directory_python_m_finds_the_packages(
