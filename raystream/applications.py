@@ -8,6 +8,7 @@ from time to time, because another file may have been deployed.
 import asyncio
 import logging
 import os
+import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
@@ -47,6 +48,9 @@ AUTO: Final = "auto"
 
 MAX_AGE_S: Final = 10.0
 """After how long an application is asked again what it serves."""
+
+_connecting: Final = threading.Lock()
+"""Held while Ray is joined: to do so twice is an error."""
 
 NO_SERVER: Final = (
     "No Ray runs that this process could connect to: start a server by `raystream serve`, or call "
@@ -151,8 +155,17 @@ class Applications:
             ModelNotFoundError: No application serves the model, or several do.
             RaystreamError: The application can't be reached.
         """
-        if name is None:
-            name = await self._home_of(model_id)
+        if name is not None:
+            return await self._current(name, model_id)
+        with suppress(ModelNotFoundError):
+            found = await self._current(await self._home_of(model_id), model_id)
+            if found.serves(model_id):
+                return found
+        self._homes.pop(model_id, None)  # the model has moved to another application
+        return await self._current(await self._home_of(model_id), model_id)
+
+    async def _current(self, name: str, model_id: str | None) -> Application:
+        """Return an application, asked anew if it is not known to serve the model."""
         async with self._locks[name]:
             found = self._open.get(name)
             if found is None or not found.serves(model_id):
@@ -283,9 +296,13 @@ def connect(environment: MutableMapping[str, str] = os.environ) -> None:
     Raises:
         ReplicaUnavailableError: There is none, or several servers.
     """
-    if ray.is_initialized():
-        return
-    address = environment.get(ADDRESS) or _server_address(environment) or AUTO
+    with _connecting:
+        if not ray.is_initialized():
+            _join(environment)
+
+
+def _join(environment: MutableMapping[str, str]) -> None:
+    address = _server_address(environment) or AUTO
     if is_loopback(address.rpartition(":")[0]):
         # Such a Ray listens only there; by default, Ray looks for it at this machine's address in
         # the network, and waits for a minute.
@@ -294,24 +311,30 @@ def connect(environment: MutableMapping[str, str] = os.environ) -> None:
         ray.init(
             address=address, namespace="serve", log_to_driver=False, logging_level=logging.WARNING
         )
-    except (ConnectionError, RuntimeError) as error:
-        at = NOT_JOINED.format(address)
-        raise ReplicaUnavailableError(NO_SERVER if address == AUTO else at) from error
+    except (ConnectionError, RuntimeError, RayError) as error:
+        is_none = address == AUTO and not isinstance(error, RayError)  # such as a wrong token
+        told = NO_SERVER if is_none else NOT_JOINED.format(address)
+        raise ReplicaUnavailableError(told) from error
 
 
 def _server_address(environment: MutableMapping[str, str]) -> str | None:
-    """Return the address of this user's only server, and note its token; None without a server.
+    """Return the address of RAY_ADDRESS, or else that of this user's only server; note its token.
 
     Raises:
-        ReplicaUnavailableError: There are several.
+        ReplicaUnavailableError: There are several servers.
     """
+    given = environment.get(ADDRESS)
     found = [each.record for each in own_servers(environment) if each.is_alive]
-    servers = [record for record in found if record.ray_address is not None]
+    servers = [
+        record
+        for record in found
+        if record.ray_address is not None and (not given or record.ray_address == given)
+    ]
     if len(servers) > 1:
         told = "; ".join(f"{ADDRESS}={each.ray_address} for {each.name}" for each in servers)
         raise ReplicaUnavailableError(f"Several servers run here. Set one of: {told}.")
     if not servers:
-        return None
+        return given
     if servers[0].token_file is not None:
         environment.setdefault(AUTH_MODE, "token")
         environment.setdefault(TOKEN_FILE, servers[0].token_file)

@@ -1,7 +1,9 @@
 """How `Model` finds an application, and follows what is deployed."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import ray
 from ray import serve as serve_api
 from ray._private import ray_constants
+from ray.exceptions import AuthenticationError
 from ray.serve.exceptions import RayServeException
 
 import raystream.applications as module
@@ -34,6 +37,7 @@ class FakeServe:
         self.applications = applications
         self.own: str | None = None
         self.described = description("m")
+        self.described_by: dict[str, ApplicationDescription] = {}
         self.refusal: Exception | None = None
         self.num_asked = 0
 
@@ -55,7 +59,7 @@ class FakeServe:
         self.num_asked += 1
         if self.refusal is not None:
             raise self.refusal
-        return self.described
+        return self.described_by.get(name, self.described)
 
 
 class FakeHandle(SimpleNamespace):
@@ -155,6 +159,43 @@ async def test_an_application_that_is_gone_is_looked_for_anew(
     assert list(applications._open) == ["moved"]
 
 
+async def test_a_model_that_has_moved_to_another_application_is_found_there(
+    serve: FakeServe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applications = Applications()
+    first = await applications.of("m", None)
+    serve.applications = {"raystream": ("Ingress", "n"), "other": ("Ingress", "m")}
+    serve.described_by = {"raystream": description("n"), "other": description("m")}
+    monkeypatch.setattr(module, "MAX_AGE_S", -1.0)
+    assert await applications.of("m", None) is first, "what is asked now is not known yet"
+    await asyncio.gather(*applications._asking.values())
+    monkeypatch.setattr(module, "MAX_AGE_S", 10.0)
+    found = await applications.of("m", None)
+    assert applications._open["other"] is found
+    num_asked = serve.num_asked
+    assert await applications.of("m", None) is found
+    assert serve.num_asked == num_asked
+    serve.applications = {"other": ("Ingress", "m")}
+    assert not (await applications.of("m", "raystream")).serves("m"), "as it was asked"
+
+
+async def test_a_model_of_an_application_that_is_deleted_is_found_in_another(
+    serve: FakeServe,
+) -> None:
+    applications = Applications()
+    applications._homes["m"] = "deleted"
+    described = serve.describe
+
+    async def describe(name: str) -> ApplicationDescription:
+        if name == "deleted":
+            raise ModelNotFoundError("no such application")
+        return await described(name)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "describe", describe)
+        assert await applications.of("m", None) is applications._open["raystream"]
+
+
 def test_without_a_server_an_error_says_how_to_start_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -168,6 +209,13 @@ def test_without_a_server_an_error_says_how_to_start_one(
         connect({})
     with pytest.raises(ReplicaUnavailableError, match=r"at 10\.0\.0\.1:6379 can't be joined"):
         connect({"RAY_ADDRESS": "10.0.0.1:6379"})
+
+    def wants_a_token(**_: object) -> None:
+        raise AuthenticationError("no token")
+
+    monkeypatch.setattr(ray, "init", wants_a_token)
+    with pytest.raises(ReplicaUnavailableError, match="set RAY_AUTH_MODE=token"):
+        connect({})
 
 
 def server(url: str, address: str | None, *, is_alive: bool = True) -> FoundServer:
@@ -205,6 +253,32 @@ def test_of_several_servers_the_environment_says_which(
     monkeypatch.setattr(module, "own_servers", lambda _: found)
     with pytest.raises(ReplicaUnavailableError, match=r"RAY_ADDRESS=10\.0\.0\.1:2 for http://h:2"):
         connect({})
-    connect({"RAY_ADDRESS": "10.0.0.1:2"})
+    environment = {"RAY_ADDRESS": "10.0.0.1:2"}
+    connect(environment)
     assert joined == ["10.0.0.1:2"]
+    assert environment["RAY_AUTH_TOKEN_PATH"] == "/token", "that server's own"
     assert ray_constants.ENABLE_RAY_CLUSTER
+    environment = {"RAY_ADDRESS": "10.0.0.3:2"}
+    connect(environment)
+    assert joined[1:] == ["10.0.0.3:2"]
+    assert "RAY_AUTH_TOKEN_PATH" not in environment, "no server of this user"
+
+
+def test_of_two_threads_one_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[str] = []
+    is_joining = threading.Barrier(2)
+
+    def init(address: str, **_: object) -> None:
+        with suppress(threading.BrokenBarrierError):
+            is_joining.wait(0.2)  # until the other joins, too, if it does
+        joined.append(address)
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: bool(joined))
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(module, "own_servers", lambda _: [])
+    threads = [threading.Thread(target=connect, args=({},)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert joined == ["auto"]
