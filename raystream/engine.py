@@ -165,7 +165,7 @@ class Engine:
             **options: Fields of POST /v1/completions, such as temperature, max_tokens, seed, stop
                 or n; the same for each prompt.
         """
-        fields = fields_of(options, model=self.id)
+        fields = fields_of(options, model=self.id, prompt=None)
 
         async def complete(context: ApiContext, prompt: object, id_: str) -> Completion:
             body = read_body(CompletionRequest, {**fields, "prompt": listed(prompt)})
@@ -185,7 +185,7 @@ class Engine:
             **options: Fields of POST /v1/chat/completions, such as temperature, max_tokens, tools
                 or response_format; the same for each conversation.
         """
-        fields = fields_of(options, model=self.id)
+        fields = fields_of(options, model=self.id, messages=None)
         if any(isinstance(each, dict) for each in conversations):
             raise TypeError("chat takes a list of conversations: put the messages into one more []")
 
@@ -206,7 +206,7 @@ class Engine:
             texts: The texts.
             **options: Fields of POST /v1/classify: split, truncate and top_k.
         """
-        fields = fields_of(options, model=self.id)
+        fields = fields_of(options, model=self.id, input=None)
 
         async def classify(context: ApiContext, text: str, id_: str) -> tuple[ClassifiedText, int]:
             body = read_body(ClassifyBody, {**fields, "input": text})
@@ -231,7 +231,7 @@ class Engine:
             texts: The texts.
             **options: Fields of POST /v1/embeddings, such as dimensions or prompt_name.
         """
-        fields = fields_of(options, model=self.id)
+        fields = fields_of(options, model=self.id, input=None)
 
         async def embed(context: ApiContext, text: str, id_: str) -> EmbeddedTexts:
             body = read_body(EmbeddingsBody, {**fields, "input": text, **AS_NUMBERS})

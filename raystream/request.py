@@ -1,5 +1,6 @@
 """A request that Python code makes, in the terms of the HTTP API."""
 
+import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 from ray.serve.context import _get_serve_request_context
 
+from deployments.errors import InvalidRequestError
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
 from serve_app.http.request_id import chosen_id
@@ -42,9 +44,10 @@ def fields_of(options: dict[str, Any], **given: Any) -> dict[str, Any]:
         **given: The others.
 
     Raises:
-        TypeError: An option is none here.
+        TypeError: An option is none here, or is given as an argument, too.
     """
-    for name, why in OWN_OPTIONS.items():
+    arguments = dict.fromkeys(given, "it is the first argument")
+    for name, why in (arguments | OWN_OPTIONS).items():
         if name in options:
             raise TypeError(f"{name} is no option: {why}")
     return {**given, **options}
@@ -65,12 +68,19 @@ def read_body(kind: type[BodyT], fields: dict[str, Any]) -> BodyT:
     """Return a request of the HTTP API.
 
     Raises:
-        InvalidRequestError: A field is unknown or wrong, in the words of the HTTP API.
+        InvalidRequestError: A field is unknown or wrong, in the words of the HTTP API, or no body
+            could hold it.
     """
     try:
-        return kind.model_validate(fields)
+        body = kind.model_validate(fields)
     except ValidationError as error:
         raise refusal_of(error.errors(), fields) from None
+    try:
+        # A schema may hold anything, and a text half of a surrogate pair.
+        json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"The request can't be written as JSON: {error}") from None
+    return body
 
 
 @contextmanager

@@ -61,6 +61,27 @@ def test_a_bad_input_does_not_end_the_rest(engine: Engine) -> None:
     assert "prompt" in str(answers[2])
 
 
+def test_what_no_body_could_hold_does_not_end_the_rest(engine: Engine) -> None:
+    first, second = engine.chat(["ok", "\ud800 x"], **SEEDED)
+    assert isinstance(first, ChatCompletion)
+    assert isinstance(second, InvalidRequestError)
+    assert r"can't encode character '\ud800'" in str(second)
+    (stopped,) = engine.generate(["ok"], stop="\ud800")
+    assert isinstance(stopped, InvalidRequestError)
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": {1, 2}}}}
+    (shaped,) = engine.chat(["ok"], response_format=schema)
+    assert isinstance(shaped, InvalidRequestError)
+    assert "type set is not JSON serializable" in str(shaped)
+
+
+def test_an_argument_is_no_option(engine: Engine) -> None:
+    calls: list[Any] = [(engine.generate, "prompt"), (engine.chat, "messages")]
+    calls += [(engine.classify, "input"), (engine.embed, "input")]
+    for call, name in calls:
+        with pytest.raises(TypeError, match=f"{name} is no option: it is the first argument"):
+            call(["a"], **{name: "b"})
+
+
 def test_conversations_are_strings_or_lists_of_messages(engine: Engine) -> None:
     asked = [{"role": "user", "content": "Hello?"}]
     first, second = engine.chat(["Hello?", asked], **SEEDED)

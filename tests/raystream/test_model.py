@@ -136,6 +136,15 @@ def test_how_an_answer_is_read_is_no_option(model: Model, name: str) -> None:
         model.chat("Hello?", **{name: None})
 
 
+async def test_an_argument_is_no_option_and_what_no_body_could_hold_is_refused(
+    model: Model,
+) -> None:
+    with pytest.raises(TypeError, match="messages is no option: it is the first argument"):
+        model.chat("Hello?", messages=[])
+    with pytest.raises(InvalidRequestError, match="can't be written as JSON"):
+        await model.chat("\ud800")
+
+
 async def test_an_overload_is_raised_before_the_first_delta(backend: FakeBackend) -> None:
     backend.refusal = OverloadedError("full", None, 3.0)
     with pytest.raises(OverloadedError) as refused:
