@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.utils.tqdm import tqdm
 
 from deployments.compute.checkpoint import CONFIG_FILE, find_file
@@ -22,10 +22,12 @@ WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 
 SETTINGS: Final = ("*.json", "*.model", "*.txt", "*.jinja")
-CHUNK_BYTES: Final = 2**18
-
 PARTS: Final = "[0-9]*_*/model.safetensors"
 """The weights of sentence-transformers' layers, which lie in folders such as 2_Dense."""
+
+
+CHUNK_BYTES: Final = 2**18
+"""A download is counted in pieces of this size."""
 
 
 def shards_of(source: str, revision: str | None, *, local_only: bool = False) -> Sequence[str]:
@@ -70,6 +72,8 @@ def download_files(source: str, revision: str | None, progress: StartProgress) -
         silent = _bars_of(StartProgress())
         files = snapshot_download(source, **options, dry_run=True, tqdm_class=silent)
         sizes = [file.file_size or 0 for file in files if file.will_download]
+        # The hub counts pieces of 10 MB, for each of which a slow line needs a minute.
+        constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
         progress.begin(StartPhase.DOWNLOADING, total_bytes=sum(sizes), total_files=len(files))
         snapshot_download(source, **options, tqdm_class=_bars_of(progress))
     except Exception as error:  # noqa: BLE001 - of any class; the loader raises it again

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from deployments.compute.hub_files import INDEX, download_files, shards_of, weights_of
+from deployments.compute.hub_files import CHUNK_BYTES, INDEX, download_files, shards_of, weights_of
 from deployments.start_progress import StartPhase, StartProgress
 from tests.hub_server import HubServer, serving_hub
 
@@ -25,6 +25,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     index = {"weight_map": {"a": SHARDS[0], "b": SHARDS[0], "c": SHARDS[1]}}
     (folder / INDEX).write_text(json.dumps(index))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", constants.DOWNLOAD_CHUNK_SIZE)
     with serving_hub(folder) as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         monkeypatch.setattr(
@@ -51,6 +52,19 @@ def test_what_a_model_is_loaded_from_is_downloaded_once_and_counted(
     download_files("org/model", None, again := StartProgress())
     assert again.report().phase is StartPhase.PREPARING
     assert len(hub.downloaded) == len(READ)
+
+
+def test_a_large_file_is_counted_while_it_comes(hub: HubServer) -> None:
+    (hub.folder / SHARDS[0]).write_bytes(b"x" * (3 * CHUNK_BYTES))
+    seen: list[int] = []
+
+    class Watched(StartProgress):
+        def add(self, *, num_bytes: int = 0, num_files: int = 0, num_tensors: int = 0) -> None:
+            seen.append(num_bytes)
+            super().add(num_bytes=num_bytes, num_files=num_files, num_tensors=num_tensors)
+
+    download_files("org/model", None, Watched())
+    assert max(seen) == CHUNK_BYTES
 
 
 def test_a_model_in_one_file_has_one_shard(hub: HubServer) -> None:
