@@ -10,8 +10,8 @@ import logging
 import os
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
@@ -53,7 +53,7 @@ from serve_app.backends.catalog import ModelCatalog
 from serve_app.backends.generation import HandleGenerationBackend
 from serve_app.backends.pooling import HandlePoolingBackend
 from serve_app.clock import SystemClock
-from serve_app.config import LimitsConfig, ModelConfig, number
+from serve_app.config import LimitsConfig, ModelConfig, model_id_of, number
 from serve_app.images.fetcher import ImageFetcher
 from serve_app.sharing import to_spec
 
@@ -102,7 +102,7 @@ class Engine:
     it holds a `RaystreamError` if that input was refused or has failed; the others go on.
 
     Attributes:
-        id: The last part of the model's name.
+        id: The last part of the model's name, unless the settings have another.
         task: What it does.
     """
 
@@ -129,9 +129,9 @@ class Engine:
             UnsupportedModelError: The model can't be loaded.
             DeviceMemoryError: The device has not enough memory for it.
         """
-        self.id = Path(source).name
         self.task = task
-        spec = _spec_of(self.id, str(source), task, settings)
+        spec = _spec_of(str(source), task, settings)
+        self.id = spec.id
         self._progress = progress
         replica = _load(spec)
         self._num_at_once = (
@@ -332,18 +332,22 @@ class Engine:
         return [answers[index] for index in range(len(items))]
 
 
-def _spec_of(id_: str, source: str, task: Task, settings: dict[str, Any]) -> ModelSpec:
+def _spec_of(source: str, task: Task, settings: dict[str, Any]) -> ModelSpec:
     """Return what a replica needs to know, with the GPU that this process sees.
 
     Raises:
         ValueError: A setting is unknown or wrong.
     """
-    entry = {"id": id_, "source": source, "task": task, "max_queued_requests": MAX_QUEUED}
+    entry = {"id": model_id_of(source), "source": source, "task": task}
     try:
-        model = ModelConfig.model_validate(entry | settings)
+        model = ModelConfig.model_validate({**entry, "max_queued_requests": MAX_QUEUED, **settings})
     except ValidationError as error:
-        messages = (item["msg"].removeprefix("Value error, ") for item in error.errors())
-        raise ValueError("; ".join(messages)) from None
+        found: defaultdict[str, list[str]] = defaultdict(list)
+        for item in error.errors():  # a setting of several types has one for each
+            name = "".join(f"{step}: " for step in item["loc"][:1])
+            found[name].append(item["msg"].removeprefix("Value error, "))
+        told = (f"{name}{', or: '.join(messages)}" for name, messages in found.items())
+        raise ValueError("; ".join(told)) from None
     given = number(model.num_gpus)
     if given is None:
         has_gpu = model.device != "cpu" and torch.cuda.is_available()

@@ -38,6 +38,7 @@ from serve_app.config import (
     AppConfig,
     AuthConfig,
     ModelConfig,
+    model_id_of,
     number,
 )
 from serve_app.ingress import Ingress, listening_host, listening_options
@@ -117,9 +118,12 @@ def build_app(
         **args: The other sections of `args:`, such as limits and auth.
 
     Raises:
+        TypeError: One model is given in place of a list.
         pydantic.ValidationError: A section or an entry is wrong.
         Exception: See `build`.
     """
+    if isinstance(models, str | Mapping | ModelConfig):
+        raise TypeError("build_app takes a list of models: put the one into []")
     config = AppConfig.model_validate({"models": [_entry(each) for each in models], **args})
     if http:
         return build(config)
@@ -133,7 +137,7 @@ def build_app(
 
 def _entry(model: ModelConfig | Mapping[str, Any] | str) -> ModelConfig | dict[str, Any]:
     if isinstance(model, str):
-        return {"id": Path(model).name, "source": model}
+        return {"id": model_id_of(model), "source": model}
     return model if isinstance(model, ModelConfig) else dict(model)
 
 

@@ -5,8 +5,11 @@ one. `make table` makes docs/configuration.md from the fields and the docstrings
 `serve_app.commands.check` checks Ray's own sections of the file.
 """
 
+import os
+import re
 from difflib import get_close_matches
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -67,6 +70,20 @@ def unknown_key_message(key: str, known: list[str]) -> str:
 def deployment_name_of(model_id: str) -> str:
     """Return the name of a model's deployment in Ray, whose file names allow no slash."""
     return model_id.replace("/", "--")
+
+
+def model_id_of(source: str, num_parts: int = 1) -> str:
+    """Return an id that a model gets by its folder or hub repository.
+
+    Args:
+        source: The folder or the repository.
+        num_parts: How many of the last parts of its path the id has.
+    """
+    folder = Path(source).expanduser()
+    path = Path(os.path.abspath(folder)) if folder.is_dir() else Path(source)
+    parts = [part for part in path.parts if part != "/"][-num_parts:]
+    named = "/".join(re.sub(r"[^A-Za-z0-9._-]+", "-", part) for part in parts)
+    return named.strip("-._/")[:96] or "model"
 
 
 class StrictModel(BaseModel):

@@ -20,6 +20,7 @@ from serve_app.commands.model_source import (
     is_path,
     read_all,
 )
+from serve_app.config import model_id_of
 from serve_app.strict_yaml import UniqueKeyLoader
 
 BUILDER: Final = "serve_app.app:build"
@@ -257,20 +258,14 @@ def _path_of(source: str, files: ModelFiles | SourceError) -> str:
 
 def _ids(paths: Sequence[str]) -> list[str]:
     """Return an id for each model: a repository's, or a folder's last names, until they differ."""
-    ids = [_as_id(path, 1 if Path(path).is_absolute() else 2) for path in paths]
+    ids = [model_id_of(path, 1 if Path(path).is_absolute() else 2) for path in paths]
     for num_parts in range(2, 1 + max(len(Path(path).parts) for path in paths)):
         twice = {id_ for id_ in ids if ids.count(id_) > 1}
         ids = [
-            _as_id(path, num_parts) if id_ in twice and Path(path).is_absolute() else id_
+            model_id_of(path, num_parts) if id_ in twice and Path(path).is_absolute() else id_
             for id_, path in zip(ids, paths, strict=True)
         ]
     return ids
-
-
-def _as_id(path: str, num_parts: int) -> str:
-    parts = [part for part in Path(path).parts if part != "/"][-num_parts:]
-    named = "/".join(re.sub(r"[^A-Za-z0-9._-]+", "-", part) for part in parts)
-    return named.strip("-._/")[:96] or "model"
 
 
 def _entry(

@@ -142,6 +142,34 @@ def test_a_wrong_setting_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"task": "clasify"}, "task: Input should be 'generate', "),
+        ({"id": "a b"}, "id: String should match pattern "),
+        ({"max_model_len": "x"}, "max_model_len: .*, or: .*"),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_setting(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        Engine(tmp_path, **settings)
+
+
+def test_any_folder_gives_an_id_and_a_setting_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_embedder(tmp_path).rename(tmp_path / "_my model")
+    monkeypatch.chdir(folder)
+    with Engine(".", task="embed") as engine:
+        assert engine.id == "my-model"
+        assert isinstance(engine.embed(["one"])[0], np.ndarray)
+    with Engine(folder, task="embed", id="x") as engine:
+        assert engine.id == "x"
+        assert isinstance(engine.embed(["one"])[0], np.ndarray)
+
+
 def test_texts_are_classified(tmp_path: Path) -> None:
     with Engine(save_classifier(tmp_path), task="classify") as engine:
         texts = ["Return the sum of two numbers.", "", "Join paths." * 4]

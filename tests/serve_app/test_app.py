@@ -103,6 +103,7 @@ def names_in(application: Application) -> set[str]:
 def test_models_are_composed_from_their_sources_alone() -> None:
     made = app.build_app(["models/pydoc-chat", ModelConfig(id="b", source="org/b")])
     assert names_in(made) == {"Ingress", "pydoc-chat", "b"}
+    assert names_in(app.build_app(["org/my model"])) == {"Ingress", "my-model"}
 
 
 @pytest.mark.usefixtures("no_cluster")
@@ -120,6 +121,9 @@ def test_models_without_http_are_bound_in_a_graph_with_an_ingress_of_its_own() -
 def test_a_wrong_argument_is_refused_as_in_the_file() -> None:
     with pytest.raises(ValidationError, match="did you mean 'limits'"):
         app.build_app(["models/pydoc-chat"], limit={})
+    one: Any = "pydoc-chat"
+    with pytest.raises(TypeError, match="takes a list of models"):
+        app.build_app(one)
 
 
 @pytest.fixture
