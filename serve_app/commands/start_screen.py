@@ -1,7 +1,8 @@
 """What `raystream serve` shows until the server is ready: a bar for each replica that starts.
 
-A terminal gets bars, which go when the server is ready; anything else gets a line now and then.
-Both are drawn by a thread, so that nothing that takes long, such as the start of Ray, is silent.
+A terminal gets bars, which go when the server is ready; anything else gets a line now and
+then, and so does a terminal that can't move its cursor. Both are drawn by a thread, so that nothing that takes long,
+such as the start of Ray, is silent.
 """
 
 import time
@@ -49,7 +50,9 @@ class StartScreen:
         """Returns how far replicas are, once Ray runs."""
         self._started_s = started_s
         self._console = console
-        self._wait_s = draw_s if self._console.is_terminal else line_s
+        # Rich draws no bars on a terminal without control of the cursor (TERM=dumb, unknown).
+        self._has_bars = console.is_terminal and not console.is_dumb_terminal
+        self._wait_s = draw_s if self._has_bars else line_s
         self._is_over = Event()
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
@@ -58,7 +61,7 @@ class StartScreen:
             TimeElapsedColumn(),
             console=self._console,
             transient=True,
-            disable=not self._console.is_terminal,
+            disable=not self._has_bars,
         )
         self._tasks: dict[str, TaskID] = {}
         self._thread = Thread(target=self._run, name="start-screen", daemon=True)
@@ -83,7 +86,7 @@ class StartScreen:
     def _run(self) -> None:
         while not self._is_over.wait(self._wait_s):
             told = self.told()
-            if self._console.is_terminal:
+            if self._has_bars:
                 self._draw(told)
             else:
                 waited_s = time.monotonic() - self._started_s

@@ -2,6 +2,7 @@ import io
 import re
 from collections.abc import Callable
 
+import pytest
 from rich.console import Console
 
 from deployments.start_progress import StartPhase, StartReport
@@ -54,3 +55,11 @@ def test_what_is_no_longer_awaited_has_no_bar() -> None:
     screen.awaited = ("Ingress",)
     screen._draw(screen.told())
     assert [task.description for task in screen._bars.tasks] == ["Ingress"]
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_can_t_move_its_cursor_gets_lines(term: str) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=120, _environ={"TERM": term})
+    screen = StartScreen(console, started_s=0, line_s=0.001)
+    assert "Still waiting" in shown(screen, out, lambda text: "\n" in text)
