@@ -194,8 +194,10 @@ def _replaced(text: str, options: ServeOptions) -> str:
     if given and (http is None or isinstance(http, dict)):
         document["http_options"] = {**(http or {}), **given}
     if options.api_key_sha256 is not None:
-        for application in document.get("applications") or ():
-            args = application.get("args") if isinstance(application, dict) else None
+        applications = document.get("applications")
+        for application in applications if isinstance(applications, list) else ():
+            is_ours = isinstance(application, dict) and application.get("import_path") == BUILDER
+            args = application.get("args") if is_ours else None
             if isinstance(args, dict) and isinstance(args.get("auth") or {}, dict):
                 args["auth"] = {**(args.get("auth") or {}), "api_keys": [_key(options)]}
     return yaml.safe_dump(document, sort_keys=False)

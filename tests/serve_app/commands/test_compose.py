@@ -10,6 +10,7 @@ import yaml
 from serve_app.commands import model_source
 from serve_app.commands.check import find_problems
 from serve_app.commands.compose import (
+    BUILDER,
     ServeOptions,
     compose,
     configuration,
@@ -173,6 +174,21 @@ def test_a_file_keeps_all_but_what_the_options_replace(here: Path) -> None:
     del before["applications"][0]["args"]["auth"]
     assert after["applications"] == before["applications"]
     assert configuration(ServeOptions((str(file),))).text == file.read_text()
+
+
+def test_a_key_is_written_only_into_applications_of_raystream(here: Path) -> None:
+    sha = sha256(b"secret").hexdigest()
+    ours = {"import_path": BUILDER, "args": {"models": []}}
+    foreign = {"import_path": "explain:app", "args": {"a": 1}}
+    file = here / "mine.yaml"
+    file.write_text(yaml.safe_dump({"applications": [ours, foreign, "x"]}))
+    found = configuration(ServeOptions((str(file),), api_key_sha256=sha))
+    first, *others = yaml.safe_load(found.text)["applications"]
+    assert first["args"]["auth"]["api_keys"][0]["sha256"] == sha
+    assert others == [foreign, "x"]
+    file.write_text("applications: 5\n")  # the check says what is wrong with it
+    found = configuration(ServeOptions((str(file),), api_key_sha256=sha))
+    assert yaml.safe_load(found.text) == {"applications": 5}
 
 
 @pytest.mark.parametrize(
