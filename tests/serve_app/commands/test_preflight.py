@@ -199,8 +199,12 @@ applications:
 
 
 def test_every_fault_is_told_in_one_go_with_its_line(
-    tmp_path: Path, taken: socket.socket, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    taken: socket.socket,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(preflight, "this_machine", lambda: Node(8))
     shutil.copytree(ROOT / "models/pydoc-search", tmp_path / "encoder")
     config = json.loads((tmp_path / "encoder/config.json").read_text())
     config |= {"architectures": ["RobertaForMaskedLM"], "model_type": "roberta"}
