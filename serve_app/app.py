@@ -25,11 +25,12 @@ from deployments.replica_plan import counted_shape
 from deployments.text_generator import TextGenerator
 from deployments.text_pooler import TextPooler
 from deployments.user_config import given_settings
-from serve_app.backends.cluster_state import deployed_files, running_num_cpus
+from serve_app.backends.cluster_state import deployed_files, running_demands
 from serve_app.backends.model_files import Nodes, RayNodes, unreadable
 from serve_app.backends.model_router import PATH as MODEL_ROUTER
 from serve_app.commands import worker_logs
 from serve_app.commands.announcement import Announcement, local_url
+from serve_app.commands.compose import BUILDER
 from serve_app.commands.server_environment import HAPROXY
 from serve_app.config import (
     INGRESS_NAME,
@@ -42,18 +43,20 @@ from serve_app.config import (
     number,
 )
 from serve_app.ingress import Ingress, listening_host, listening_options
-from serve_app.keys.api_keys import KeyRing, load_api_keys
+from serve_app.keys.api_keys import ApiKeysError, KeyRing, load_api_keys
 from serve_app.keys.ledger import KeyLedger
 from serve_app.middleware.auth import require_protection
 from serve_app.placement import (
     DESCRIBING_NUM_CPUS,
     INGRESS_NUM_CPUS,
+    Demand,
     Node,
     choose_num_cpus,
     demands_of,
+    stated_demands,
 )
 from serve_app.served_models import ServedModels
-from serve_app.sharing import resolve_models, to_spec
+from serve_app.sharing import known_shares, resolve_models, to_spec
 from serve_app.shipped_files import SHIPPED
 
 MIN_ONGOING_REQUESTS = 512
@@ -238,6 +241,11 @@ def resolve_num_cpus(
 ) -> dict[str, float]:
     """Return the cores that Ray reserves for each replica, by the model's deployment.
 
+    `auto` leaves room for the other applications of the files, and for those that run: they keep
+    what they have. All builders of a file count the same, so it does not matter which is first.
+    An application that no file names and that has the same models is the one that `serve.run`
+    replaces. Actors and tasks besides Serve's are not known.
+
     Args:
         args: The `args:` of the application that is built.
         specs: Its models, by id.
@@ -247,23 +255,101 @@ def resolve_num_cpus(
     """
     given = {model.deployment_name: number(model.num_cpus) for model in args.models}
     if None in given.values():
+        files = list(files)
         file = next((each for each in files if _has_args(each, args)), None)
-        sections = () if file is None else file.model_dump(exclude_unset=True).get("deployments")
         cluster = [
             Node(each.get("CPU", 0.0), int(each.get("GPU", 0.0)))
             for each in (nodes or RayNodes()).resources()
         ]
+        most = max(1, int(sum(node.num_cpus for node in cluster)))
         demands = demands_of(
             args,
-            sections or (),
+            () if file is None else _sections(file),
             {id_: spec.num_gpus for id_, spec in specs.items()},
             has_ledger=keys is not None and bool(keys.limited),
-            most=max(1, int(sum(node.num_cpus for node in cluster))),
+            most=most,
         )
-        running = {} if file is None else running_num_cpus(file.name)
-        given |= choose_num_cpus(demands, cluster, running)
+        running = running_demands()
+        own = _replaced(given, files, running) if file is None else file.name
+        num_gpus = sum(node.num_gpus for node in cluster)
+        beside = _demands_beside(own, files, running, num_gpus, most)
+        kept = {each.name: each.num_cpus or 0.0 for each in running.get(own or "", ())}
+        chosen = choose_num_cpus([*demands, *beside], cluster, kept)
+        given |= {name: chosen[name] for name, cpus in given.items() if name in chosen}
     # A section's `ray_actor_options` stand in for the number of an entry that they name none for.
     return {name: 1.0 if cpus is None else cpus for name, cpus in given.items()}
+
+
+def _replaced(
+    deployments: Iterable[str],
+    files: Iterable[ServeApplicationSchema],
+    running: Mapping[str, Sequence[Demand]],
+) -> str | None:
+    """Return the application that `serve.run` replaces: the one with these models' deployments."""
+    named = {file.name for file in files}
+    ours = set(deployments)
+    return next(
+        (
+            name
+            for name, demands in running.items()
+            if name not in named and ours <= {each.name for each in demands}
+        ),
+        None,
+    )
+
+
+def _demands_beside(
+    own: str | None,
+    files: Sequence[ServeApplicationSchema],
+    running: Mapping[str, Sequence[Demand]],
+    num_gpus: int,
+    most: int,
+) -> Iterator[Demand]:
+    """Yield what applications beside one reserve, or will; no name is that of a deployment.
+
+    Args:
+        own: The application's name; None if it has none yet.
+        files: The applications of the files.
+        running: See `running_demands`.
+        num_gpus: The GPUs of the cluster.
+        most: See `demands_of`.
+    """
+    beside = {name: demands for name, demands in running.items() if demands}
+    for file in files:
+        running_cpus = {each.name: each.num_cpus for each in running.get(file.name, ())}
+        if file.import_path == BUILDER:
+            try:
+                config = AppConfig.model_validate(file.args)
+            except ValidationError:  # its own builder says so
+                continue
+            beside[file.name] = [
+                replace(each, num_cpus=running_cpus.get(each.name, each.num_cpus))
+                for each in demands_of(
+                    config,
+                    _sections(file),
+                    known_shares(config.models, num_gpus),
+                    has_ledger=_has_ledger(config),
+                    most=most,
+                )
+            ]
+        elif not running_cpus:
+            beside[file.name] = stated_demands(_sections(file), unstated_num_cpus=1.0)
+    for name, demands in beside.items():
+        if name != own:
+            yield from (replace(each, name=f"{name}/{each.name}") for each in demands)
+
+
+def _sections(file: ServeApplicationSchema) -> Sequence[Mapping[str, Any]]:
+    """Return the `deployments:` of a file's application, each with the keys that it gives."""
+    return file.model_dump(exclude_unset=True).get("deployments") or ()
+
+
+def _has_ledger(config: AppConfig) -> bool:
+    try:
+        keys = load_api_keys(config.auth, SHIPPED)
+    except ApiKeysError:  # its own builder says so
+        return False
+    return keys is not None and bool(keys.limited)
 
 
 def _has_args(file: ServeApplicationSchema, args: AppConfig) -> bool:

@@ -101,7 +101,7 @@ def choose_num_cpus(
     What runs keeps what it has, if the others fit beside it: another value would restart it.
 
     Args:
-        demands: All deployments of the file.
+        demands: All deployments of the file, and of other applications on the nodes.
         nodes: The nodes that the cluster has now; if they have no cores, others will come.
         running: What replicas that run now have, by deployment.
     """
@@ -152,6 +152,30 @@ def demands_of(
             num_cpus = 1.0 if given is None else given
             num_gpus = options.get("num_gpus") or 0.0
         found.append(Demand(name, _num_replicas(section, most), num_cpus, num_gpus))
+    return found
+
+
+def stated_demands(
+    deployments: Iterable[Mapping[str, Any]], unstated_num_cpus: float | None = None
+) -> list[Demand]:
+    """Return what the replicas of an application reserve that is not raystream's.
+
+    Args:
+        deployments: Its `deployments:`, each with the keys that the file gives.
+        unstated_num_cpus: Cores of each replica of a deployment whose numbers only its code has;
+            None leaves it out.
+    """
+    found = []
+    for section in deployments:
+        options = section.get("ray_actor_options")
+        num_cpus = unstated_num_cpus
+        if options is not None:
+            given = options.get("num_cpus")
+            num_cpus = 1.0 if given is None else given
+        if num_cpus is not None:
+            num_gpus = (options or {}).get("num_gpus") or 0.0
+            number = _num_replicas(section, None)
+            found.append(Demand(str(section.get("name")), number, num_cpus, num_gpus))
     return found
 
 

@@ -59,6 +59,22 @@ def share_gpus(
     return {id_: share for id_, share in shares.items() if share}
 
 
+class _NeedsSizesError(Exception):
+    """A share depends on what the models need."""
+
+
+def known_shares(models: Sequence[ModelConfig], num_gpus: float) -> Mapping[str, float]:
+    """Return the share of a GPU of each model, as far as it does not depend on models' sizes."""
+
+    def refuse(model: ModelConfig) -> ModelShape:
+        raise _NeedsSizesError(model.id)
+
+    try:
+        return share_gpus(models, num_gpus, refuse)
+    except (ValueError, _NeedsSizesError):
+        return {model.id: model.num_gpus for model in models if model.num_gpus != "auto"}
+
+
 def _place(needs: Sequence[int], free: Sequence[float]) -> list[float]:
     """Return a share for each need, the largest first on the GPU that has most left for it.
 

@@ -7,7 +7,7 @@ Serve's controller asks the first itself, and the dashboard shows the second.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import ray
 from ray import serve
@@ -32,6 +32,7 @@ from ray.serve.schema import (
 
 from serve_app.backends.running_replicas import RunningReplicas
 from serve_app.backends.serving_states import DEPLOY_FAILED, DeploymentState, ServingState
+from serve_app.placement import Demand
 
 logger = logging.getLogger("ray.serve")
 
@@ -109,12 +110,11 @@ def deployed_files() -> Sequence[ServeApplicationSchema]:
     return tuple(found.values())
 
 
-def running_num_cpus(application: str) -> Mapping[str, float]:
-    """Return the cores that Ray reserves for each replica of an application's deployments.
+def running_demands() -> Mapping[str, Sequence[Demand]]:
+    """Return what the replicas of the applications that run reserve, by application.
 
-    Args:
-        application: Its name. Nothing is returned if it does not run, or the controller does not
-            answer.
+    As many replicas count as Serve wants now. Nothing is returned if the controller does not
+    answer, and an application that is being built has none.
     """
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is None:
@@ -125,12 +125,21 @@ def running_num_cpus(application: str) -> Mapping[str, float]:
     except RayError as error:
         logger.warning("Serve's controller did not tell what runs: %s", error)
         return {}
-    deployments = details["applications"].get(application, {}).get("deployments", {})
     return {
-        name: float(options["num_cpus"])
-        for name, each in deployments.items()
-        if (options := each["deployment_config"].get("ray_actor_options") or {}).get("num_cpus")
+        name: [_demand_of(*each) for each in application.get("deployments", {}).items()]
+        for name, application in details["applications"].items()
     }
+
+
+def _demand_of(name: str, details: Mapping[str, Any]) -> Demand:
+    options = details["deployment_config"].get("ray_actor_options") or {}
+    num_cpus = options.get("num_cpus")
+    return Demand(
+        name,
+        int(details.get("target_num_replicas") or 0),
+        1.0 if num_cpus is None else float(num_cpus),  # Ray's default
+        float(options.get("num_gpus") or 0.0),
+    )
 
 
 async def deployment_states(

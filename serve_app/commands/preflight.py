@@ -11,10 +11,10 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import psutil
 import yaml
@@ -22,7 +22,6 @@ from pydantic import ValidationError
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray.serve.schema import HTTPOptionsSchema
 
-from deployments.model_shape import ModelShape
 from serve_app.commands import model_source
 from serve_app.commands.check import find_problems, place
 from serve_app.commands.compose import BUILDER
@@ -31,12 +30,15 @@ from serve_app.commands.ray_check import MAX_PORT, host_problem
 from serve_app.commands.server_environment import HAPROXY, HAPROXY_PORTS, is_free
 from serve_app.config import AppConfig, ModelConfig, StrictModel, number
 from serve_app.keys.api_keys import ApiKeysError, load_api_keys
-from serve_app.placement import Demand, Node, demands_of, fits
-from serve_app.sharing import share_gpus
+from serve_app.placement import Demand, Node, demands_of, fits, stated_demands
+from serve_app.sharing import known_shares
 from serve_app.shipped_files import SHIPPED
 from serve_app.strict_yaml import UniqueKeyLoader
 
 M = TypeVar("M", bound=StrictModel)
+
+OPTIONS: Final = "ray_actor_options"
+"""The key of a section of `deployments:` that has the numbers of a replica."""
 
 
 class Depth(IntEnum):
@@ -110,18 +112,34 @@ def examine(text: str, depth: Depth) -> Findings:
     if not isinstance(document, dict):
         return found
     applications = document.get("applications")
+    machine, asked, has_ours = this_machine(), [], False
     for index, application in enumerate(applications if isinstance(applications, list) else ()):
-        if isinstance(application, dict) and application.get("import_path") == BUILDER:
-            path = f"applications[{index}]"
-            is_right = not any(each.startswith(f"{path}.deployments") for each in found.faults)
-            found.faults += _application_faults(application, path, check_room=is_right)
+        if not isinstance(application, dict):
+            continue
+        path = f"applications[{index}]"
+        is_right = not any(each.startswith(f"{path}.deployments") for each in found.faults)
+        sections = (application.get("deployments") or ()) if is_right else ()
+        name = str(application.get("name", path))
+        if application.get("import_path") != BUILDER:
+            asked.append(Asked(name, path, stated_demands(sections), _places_of(sections, path)))
+            continue
+        has_ours = True
+        faults, config, has_ledger = _application_faults(application, path)
+        found.faults += faults
+        if config is not None and is_right:
+            asked.append(
+                asked_by(config, sections, machine, path, name=name, has_ledger=has_ledger)
+            )
+    if has_ours:
+        found.faults += room_faults(asked, machine)
     _examine_http(document.get("http_options") or {}, found, is_start=depth == Depth.START)
     return found
 
 
 def _application_faults(
-    application: Mapping[str, Any], path: str, *, check_room: bool
-) -> Iterator[str]:
+    application: Mapping[str, Any], path: str
+) -> tuple[list[str], AppConfig | None, bool]:
+    """Return what is wrong with an application, its `args:` if they are right, and `has_ledger`."""
     args = application.get("args")
     models = args.get("models") if isinstance(args, dict) else None
     entries = {
@@ -129,10 +147,10 @@ def _application_faults(
         for index, given in enumerate(models if isinstance(models, list) else ())
         if (entry := _named(given)) is not None
     }
-    yield from _source_faults(entries)
+    faults = list(_source_faults(entries))
     config = _valid(AppConfig, args)
     if config is None:
-        return
+        return faults, None, False
     try:
         keys = load_api_keys(config.auth, SHIPPED)
     except ApiKeysError as error:
@@ -140,11 +158,8 @@ def _application_faults(
         where = f"{path}.args.auth"
         if "api_keys_file" in str(error):
             where += ".api_keys_file"
-        yield f"{where}: {str(error).removeprefix('auth.api_keys_file: ')}"
-    sections = application.get("deployments") or ()
-    if check_room:
-        has_ledger = keys is not None and bool(keys.limited)
-        yield from room_faults(config, sections, this_machine(), path, has_ledger=has_ledger)
+        faults.append(f"{where}: {str(error).removeprefix('auth.api_keys_file: ')}")
+    return faults, config, keys is not None and bool(keys.limited)
 
 
 def _named(given: object) -> ModelConfig | None:
@@ -190,38 +205,82 @@ def this_machine() -> Node:
     return Node(found.get("CPU", 0.0), int(found.get("GPU", 0.0)))
 
 
-def room_faults(
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the replicas that an application starts with ask for.
+
+    Attributes:
+        name: The application's name.
+        path: Its path in the file.
+        demands: Of each of its deployments, as far as the file says.
+        places: Where the file says it, by deployment.
+    """
+
+    name: str
+    path: str
+    demands: Sequence[Demand]
+    places: Mapping[str, str]
+
+
+def asked_by(
     config: AppConfig,
     deployments: Sequence[Mapping[str, Any]],
     machine: Node,
     path: str,
     *,
+    name: str = "",
     has_ledger: bool = False,
-) -> Iterator[str]:
-    """Yield why the replicas that a file starts with have no room on a machine.
+) -> Asked:
+    """Return what an application of raystream asks for.
 
     Args:
-        config: The `args:` of its application.
+        config: Its `args:`.
         deployments: Its `deployments:`.
         machine: The machine.
-        path: The application's path in the file.
+        path: See `Asked`.
+        name: See `Asked`.
         has_ledger: See `demands_of`.
     """
-    shares = _shares(config, machine)
+    shares = known_shares(config.models, machine.num_gpus)
     demands = demands_of(config, deployments, shares, has_ledger=has_ledger)
     places = {
         model.deployment_name: f"{path}.args.models[{index}]"
         for index, model in enumerate(config.models)
     }
-    places |= {  # where Ray takes the numbers from, if it is there
-        str(section.get("name")): f"{path}.deployments[{index}].ray_actor_options"
+    return Asked(name, path, demands, places | _places_of(deployments, path))
+
+
+def _places_of(deployments: Sequence[Mapping[str, Any]], path: str) -> dict[str, str]:
+    """Return where Ray takes the numbers of deployments from, if they are there."""
+    return {
+        str(section.get("name")): f"{path}.deployments[{index}].{OPTIONS}"
         for index, section in enumerate(deployments)
-        if section.get("ray_actor_options") is not None
+        if section.get(OPTIONS) is not None
     }
-    alone = list(_alone_faults(demands, machine, places))
-    yield from alone
-    if not alone and not fits(demands, [machine]):
-        yield f"{path}.args.models: {_too_many(demands, machine)}"
+
+
+def room_faults(asked: Sequence[Asked], machine: Node) -> Iterator[str]:
+    """Yield why the replicas that a file starts with have no room on a machine.
+
+    Args:
+        asked: What its applications ask for.
+        machine: The machine.
+    """
+    is_full = False
+    for each in asked:
+        alone = list(_alone_faults(each.demands, machine, each.places))
+        yield from alone
+        if not alone and not fits(each.demands, [machine]):
+            alone = [f"{each.path}.args.models: {_too_many(each.demands, machine)}"]
+            yield from alone
+        is_full = is_full or bool(alone)
+    together = [
+        replace(demand, name=f"{each.name}/{demand.name}")
+        for each in asked
+        for demand in each.demands
+    ]
+    if not is_full and not fits(together, [machine]):
+        yield f"applications: {_too_many(together, machine)}"
 
 
 def _alone_faults(
@@ -230,16 +289,18 @@ def _alone_faults(
     """Yield which replicas have no room even by themselves."""
     for demand in demands:
         where, each = places.get(demand.name, "applications"), demand.num_gpus
+        is_given = where.endswith(OPTIONS)  # where `auto` is no value
         if each > machine.num_gpus:
             has = f"has {machine.num_gpus} GPUs" if machine.num_gpus else "has none that Ray finds"
             yield (
                 f"{where}.num_gpus: a replica asks for {each:g} of a GPU, and this machine {has}; "
-                "write `num_gpus: auto`, or install the driver"
+                f"{'lower it' if is_given else 'write `num_gpus: auto`'}, or install the driver"
             )
         if (demand.num_cpus or 0.0) > machine.num_cpus:
             yield (
                 f"{where}.num_cpus: a replica asks for {demand.num_cpus:g} cores, and this machine "
-                f"has {machine.num_cpus:g}; write `num_cpus: auto`"
+                f"has {machine.num_cpus:g}; "
+                f"{'lower it' if is_given else 'write `num_cpus: auto`'}"
             )
 
 
@@ -268,23 +329,6 @@ def _too_many(demands: Sequence[Demand], machine: Node) -> str:
         f"the replicas find no place beside each other on the {machine.num_gpus} GPUs and "
         f"{machine.num_cpus:g} cores of this machine: lower num_gpus or num_cpus"
     )
-
-
-class _NeedsSizesError(Exception):
-    """A share depends on what the models need, so it fits."""
-
-
-def _shares(config: AppConfig, machine: Node) -> Mapping[str, float]:
-    """Return the share of a GPU of each model, as far as it does not depend on models' sizes."""
-
-    def refuse(model: ModelConfig) -> ModelShape:
-        raise _NeedsSizesError(model.id)
-
-    try:
-        return share_gpus(config.models, machine.num_gpus, refuse)
-    except (ValueError, _NeedsSizesError):
-        given = {model.id: model.num_gpus for model in config.models}
-        return {id_: share for id_, share in given.items() if share != "auto"}
 
 
 def _examine_http(given: object, found: Findings, *, is_start: bool) -> None:

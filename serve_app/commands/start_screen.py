@@ -1,8 +1,8 @@
 """What `raystream serve` shows until the server is ready: a bar for each replica that starts.
 
 A terminal gets bars, which go when the server is ready; anything else gets a line now and
-then, and so does a terminal that can't move its cursor. Both are drawn by a thread, so that nothing that takes long,
-such as the start of Ray, is silent.
+then, and so does a terminal that can't move its cursor. Both are drawn by a thread, so that nothing
+that takes long, such as the start of Ray, is silent.
 """
 
 import time

@@ -17,8 +17,10 @@ import serve_app
 from serve_app import app
 from serve_app.commands import worker_logs
 from serve_app.commands.announcement import Announcement
+from serve_app.commands.compose import BUILDER
 from serve_app.commands.server_environment import HAPROXY
 from serve_app.config import AppConfig, AuthConfig, ModelConfig
+from serve_app.placement import Demand
 from serve_app.sharing import to_spec
 from tests.serve_app.fake_nodes import Cluster
 
@@ -188,6 +190,49 @@ def test_num_cpus_auto_is_what_fits_on_the_cluster_when_the_file_is_deployed(
     file = deployed(None, args=args, deployments=[section])
     specs = {"a/m": to_spec(config.models[0], 0.0)}
     found = app.resolve_num_cpus(config, specs, [file], None, nodes=Cluster())
+    assert found == {"a--m": expected}
+
+
+def entry(num_cpus: float | str = "auto", **keys: Any) -> dict[str, Any]:
+    return {"models": [{**ARGS["models"][0], "num_cpus": num_cpus, **keys}]}
+
+
+FOREIGN = {"import_path": "x:app", "args": {}}
+ONE_CORE = Demand("Any", 1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("others", "running", "expected"),
+    [
+        # The builder of each file has the same number for all that are `auto`.
+        ([{"args": entry(max_model_len=9)}], {}, 0.5),
+        ([{"args": entry(1.5)}], {}, 0.1),
+        ([{"args": entry(1.2)}, {"args": entry(max_model_len=9)}], {}, 0.1),
+        ([{**FOREIGN, "deployments": [{"name": "X"}]}], {}, 0.5),
+        # What runs is counted as it is.
+        ([FOREIGN], {"b0": [ONE_CORE]}, 0.5),
+        ([{"args": entry(max_model_len=9)}], {"b0": [Demand("a--m", 1, 1.0)]}, 0.5),
+        ([], {"elsewhere": [ONE_CORE]}, 0.5),
+        # Its own replicas make room for the new ones.
+        ([], {"mine": [Demand("a--m", 1, 1.0), ONE_CORE]}, 1.0),
+    ],
+)
+@pytest.mark.parametrize("has_file", [True, False])
+def test_num_cpus_auto_leaves_room_for_other_applications(
+    others: list[dict[str, Any]],
+    running: dict[str, list[Demand]],
+    expected: float,
+    has_file: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app, "running_demands", lambda: running)
+    config = AppConfig.model_validate(entry())
+    ours = {"import_path": BUILDER, "deployments": []}
+    files = [deployed(None, **{**ours, "name": f"b{i}", **each}) for i, each in enumerate(others)]
+    if has_file:
+        files.append(deployed(None, **ours, name="mine", args=entry()))
+    specs = {"a/m": to_spec(config.models[0], 0.0)}
+    found = app.resolve_num_cpus(config, specs, files, None, nodes=Cluster())
     assert found == {"a--m": expected}
 
 

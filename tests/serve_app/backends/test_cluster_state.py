@@ -1,7 +1,9 @@
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import ray
 from ray.serve._private.common import (
     DeploymentStatus,
     DeploymentStatusInfo,
@@ -14,8 +16,10 @@ from ray.serve.schema import (
     DeploymentStatusOverview,
 )
 
+from serve_app.backends import cluster_state
 from serve_app.backends.cluster_state import states_in, unnamed_state
 from serve_app.backends.serving_states import DeploymentState, ServingState
+from serve_app.placement import Demand
 from tests.offenders import Offenders
 
 STATES: list[tuple[DeploymentStatus, dict[ReplicaState, int], ServingState]] = [
@@ -106,3 +110,26 @@ def states_of(
         deployments={"m": deployment},
     )
     return states_in(application)
+
+
+def test_what_running_applications_reserve_is_what_serve_wants_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def deployment(wanted: int, **options: float) -> dict[str, object]:
+        config = {"ray_actor_options": options}
+        return {"deployment_config": config, "target_num_replicas": wanted}
+
+    deployments = {
+        "m": deployment(2, num_cpus=0.5, num_gpus=1),
+        "Plain": deployment(1),
+        "None": deployment(1, num_cpus=0),
+    }
+    details = {"applications": {"a": {"deployments": deployments}, "building": {}}}
+    asked = SimpleNamespace(get_serve_instance_details=SimpleNamespace(remote=lambda: details))
+    client = SimpleNamespace(_controller=asked)
+    monkeypatch.setattr(cluster_state, "_get_global_client", lambda **_: client)
+    monkeypatch.setattr(ray, "get", lambda found, timeout: found)
+    assert cluster_state.running_demands() == {
+        "a": [Demand("m", 2, 0.5, 1.0), Demand("Plain", 1, 1.0), Demand("None", 1, 0.0)],
+        "building": [],
+    }

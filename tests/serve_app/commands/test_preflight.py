@@ -10,7 +10,7 @@ import yaml
 from benchmarks.free_port import free_ports
 from serve_app.commands import preflight
 from serve_app.commands.compose import BUILDER
-from serve_app.commands.preflight import Depth, check_file, room_faults, this_machine
+from serve_app.commands.preflight import Depth, asked_by, check_file, room_faults, this_machine
 from serve_app.commands.server_environment import HAPROXY_PORTS, is_free
 from serve_app.config import AppConfig
 from serve_app.placement import Node
@@ -274,12 +274,69 @@ def test_replicas_for_which_there_is_no_room_are_told_before_they_wait_for_it(
     machine: Node,
     message: str | None,
 ) -> None:
-    found = list(room_faults(application(*models), sections, machine, "applications[0]"))
+    asked = asked_by(application(*models), sections, machine, "applications[0]")
+    found = list(room_faults([asked], machine))
     if message is None:
         assert found == []
     else:
         (problem,) = found
         assert message in problem
+
+
+SEVERAL = """
+http_options: {{host: 127.0.0.1, port: {port}}}
+applications:
+  - name: a
+    route_prefix: /a
+    import_path: serve_app.app:build
+    args: {{models: [{{id: chat, source: models/pydoc-chat, num_cpus: {num_cpus}}}]}}
+  - name: b
+    route_prefix: /b
+    import_path: serve_app.app:build
+    args: {{models: [{{id: chat, source: models/pydoc-chat, num_cpus: 1.5}}]}}
+  - name: c
+    route_prefix: /c
+    import_path: explain:app
+    deployments:
+      - {{name: Unknown, num_replicas: 9}}
+      - {{name: Explain, ray_actor_options: {{num_cpus: {foreign}}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("num_cpus", "foreign", "told"),
+    [
+        ("auto", 0, None),  # of which the builder takes what is left
+        (
+            0.5,
+            0,
+            "f.yaml:3: applications: the replicas ask for 2.4 cores together (a/Ingress 0.2, "
+            "a/chat 0.5, b/Ingress 0.2, b/chat 1.5), and this machine has 2",
+        ),
+        ("auto", 0.5, "c/Explain 0.5), and this machine has 2"),
+        (
+            "auto",
+            8,
+            "f.yaml:17: applications[2].deployments[1].ray_actor_options.num_cpus: a replica asks "
+            "for 8 cores, and this machine has 2; lower it",
+        ),
+    ],
+)
+def test_all_applications_of_a_file_share_the_machine(
+    num_cpus: object,
+    foreign: float,
+    told: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflight, "this_machine", lambda: Node(2))
+    (port,) = free_ports(1)
+    file = tmp_path / "f.yaml"
+    file.write_text(SEVERAL.format(port=port, num_cpus=num_cpus, foreign=foreign))
+    assert check_file(str(file)) is (told is None)
+    error = capsys.readouterr().err
+    assert told is None or told in error
 
 
 def test_this_machine_has_the_cores_that_ray_would_find() -> None:
