@@ -2,7 +2,7 @@
 
 Serve routes no call to a replica that has not started. So a thread of it writes a report into the
 key-value store of Ray's control service once a second, and removes it at the end. One whose process
-was killed stays, and is passed over when it gets old.
+was killed stays, and is removed by whoever reads it when it is old.
 """
 
 import json
@@ -91,7 +91,9 @@ def _read(prefix: str) -> Starts:
             continue
         told = json.loads(value)
         report = StartReport(**{**told, "phase": StartPhase(told["phase"])})
-        if time.time() - report.unix_s < OLD_S:
+        if time.time() - report.unix_s >= OLD_S:
+            _internal_kv_del(key, namespace=NAMESPACE)  # else a crash loop leaves ever more
+        else:
             found.setdefault(key.decode().split("#")[1], []).append(report)
     return {name: tuple(sorted(r, key=lambda each: each.replica_id)) for name, r in found.items()}
 

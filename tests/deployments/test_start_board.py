@@ -22,8 +22,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
     def put(key: str, value: str, namespace: bytes) -> None:
         store[key.encode()] = value.encode()
 
-    def remove(key: str, namespace: bytes) -> None:
-        store.pop(key.encode(), None)
+    def remove(key: str | bytes, namespace: bytes) -> None:
+        store.pop(key.encode() if isinstance(key, str) else key, None)
 
     monkeypatch.setattr(start_board, "_internal_kv_put", put)
     monkeypatch.setattr(start_board, "_internal_kv_del", remove)
@@ -55,14 +55,19 @@ def test_a_start_is_read_while_it_lasts(store: dict[bytes, bytes]) -> None:
     assert read_starts("raystream") == {}
 
 
-def test_the_report_of_a_replica_that_was_killed_is_passed_over(store: dict[bytes, bytes]) -> None:
+def test_the_report_of_a_replica_that_was_killed_is_removed_when_it_is_old(
+    store: dict[bytes, bytes],
+) -> None:
     board = StartBoard(StartProgress("r1"), interval_s=600)
     wait_until(lambda: bool(store), DEADLINE_S)
     ((key, value),) = store.items()
     told = json.loads(value)
-    store[key] = json.dumps({**told, "unix_s": told["unix_s"] - OLD_S}).encode()
-    assert read_starts("raystream") == {}
+    killed = key.replace(b"r1", b"r0")
+    store[killed] = json.dumps({**told, "unix_s": told["unix_s"] - OLD_S}).encode()
+    assert [each.replica_id for each in read_starts("raystream")["chat"]] == ["r1"]
+    assert list(store) == [key]
     board.close()
+    wait_until(lambda: not store, DEADLINE_S)
 
 
 def test_a_control_service_that_does_not_answer_tells_nothing(
