@@ -22,6 +22,7 @@ from serve_app.api.completions.schema import Completion
 from tests.deployments.tiny_folder import save_text_model
 from tests.pooling.tiny_embedders import save_embedder
 from tests.pooling.tiny_folder import save_classifier
+from tests.ray.serve_run import wait_until
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 4}
 SEEDED: dict[str, Any] = {"seed": 7, "temperature": 1.0, "max_tokens": 12}
@@ -182,7 +183,7 @@ def test_texts_are_classified(tmp_path: Path) -> None:
 
 def test_texts_are_embedded_and_nothing_is_left(tmp_path: Path) -> None:
     folder = save_embedder(tmp_path)
-    before = threading.active_count()
+    before = set(threading.enumerate())
     engine = Engine(folder, task="embed")
     first, refused, again = engine.embed(["one", "", "one"])
     engine.close()
@@ -191,7 +192,7 @@ def test_texts_are_embedded_and_nothing_is_left(tmp_path: Path) -> None:
     assert isinstance(first, np.ndarray)
     assert isinstance(again, np.ndarray)
     assert first.dtype == np.float32
-    assert np.array_equal(first, again)
-    assert threading.active_count() <= before
+    assert np.allclose(first, again, atol=1e-6)
+    wait_until(lambda: set(threading.enumerate()) <= before, 30)
     with pytest.raises(RuntimeError, match="closed"):
         engine.embed(["one"])
