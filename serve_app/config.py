@@ -79,8 +79,9 @@ def model_id_of(source: str, num_parts: int = 1) -> str:
         source: The folder or the repository.
         num_parts: How many of the last parts of its path the id has.
     """
-    folder = Path(source).expanduser()
-    path = Path(os.path.abspath(folder)) if folder.is_dir() else Path(source)
+    # These raise nothing for a path that the system refuses, of which the check tells.
+    folder = os.path.expanduser(source)
+    path = Path(os.path.abspath(folder)) if os.path.isdir(folder) else Path(source)
     parts = [part for part in path.parts if part != "/"][-num_parts:]
     named = "/".join(re.sub(r"[^A-Za-z0-9._-]+", "-", part) for part in parts)
     return named.strip("-._/")[:96] or "model"

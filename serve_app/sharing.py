@@ -155,7 +155,10 @@ def _resolve_source(source: str) -> str:
     A relative folder is one here, or one of those shipped. What can only be a path is one, whether
     or not there is such a folder.
     """
-    here = Path(source).expanduser()
+    try:
+        here = Path(source).expanduser()
+    except RuntimeError:  # an unknown user's home: loading says that there is no such folder
+        return source
     if here.is_dir() or here.is_absolute() or source.startswith(("./", "../")):
         return str(here.resolve())
     shipped = SHIPPED / source

@@ -7,7 +7,7 @@ checks and shutdown times of the shipped file. `--save` keeps it.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -15,9 +15,12 @@ import yaml
 
 from serve_app.commands.model_source import (
     OTHER_FORMATS,
+    KnownFiles,
     ModelFiles,
     SourceError,
+    is_folder,
     is_path,
+    path_of,
     read_all,
 )
 from serve_app.config import model_id_of
@@ -107,7 +110,7 @@ class ServeOptions:
         if not files:
             for name in self.names:
                 folder, at, _ = name.partition("@")
-                if at and not Path(name).exists() and Path(folder).expanduser().is_dir():
+                if at and not is_folder(name) and is_folder(folder):
                     return f"{folder} is a folder here, which has no revision; start elsewhere"
             given = [_source_of(name) for name in self.names]
             twice = [
@@ -145,22 +148,27 @@ class Configuration:
         text: YAML.
         folder: Where relative paths in it start.
         file: Where the text stands, as far as it is the user's; None if it was composed.
+        known: What is known already of the models' files; see `read_all`.
     """
 
     name: str
     text: str
     folder: Path
     file: Path | None
+    known: KnownFiles = field(default_factory=dict)
 
 
 def is_file(name: str) -> bool:
     """Return whether an argument of `raystream serve` names a configuration, there or not."""
-    path = Path(name).expanduser()
-    if path.is_dir() or path.name == "config.json":
+    path = Path(name)
+    if is_folder(name) or path.name == "config.json":
         return False
-    return path.suffix in FILES or (
-        path.is_file() and path.suffix not in (*WEIGHTS, ".safetensors")
-    )
+    if path.suffix in FILES:
+        return True
+    try:
+        return path_of(name).is_file() and path.suffix not in (*WEIGHTS, ".safetensors")
+    except (OSError, SourceError):  # told of the model
+        return False
 
 
 def configuration(options: ServeOptions) -> Configuration:
@@ -172,9 +180,18 @@ def configuration(options: ServeOptions) -> Configuration:
     """
     file = options.file
     if file is None:
-        text = in_yaml(compose(options), options.names)
-        return Configuration(", ".join(options.names), text, Path.cwd(), None)
-    file = file.expanduser()
+        known = read_all(_source_of(name) for name in options.names)
+        text = in_yaml(compose(options, known), options.names)
+        commits = {
+            (source, files.commit): files
+            for (source, _), files in known.items()
+            if isinstance(files, ModelFiles)
+        }
+        return Configuration(", ".join(options.names), text, Path.cwd(), None, {**known, **commits})
+    try:
+        file = path_of(str(file))
+    except SourceError as error:
+        raise OSError(str(error)) from error
     text = file.read_text(encoding="utf-8")
     if options.given:
         text = _replaced(text, options)
@@ -203,13 +220,17 @@ def _replaced(text: str, options: ServeOptions) -> str:
     return yaml.safe_dump(document, sort_keys=False)
 
 
-def compose(options: ServeOptions) -> dict[str, Any]:
+def compose(options: ServeOptions, known: KnownFiles | None = None) -> dict[str, Any]:
     """Return a Serve configuration for models, by what their files and the options say.
 
     A model that can't be found gets an entry all the same: the check says what is wrong with it.
+
+    Args:
+        options: What is asked for.
+        known: The models' files; None reads them.
     """
     given = [_source_of(name) for name in options.names]
-    found = read_all(given)
+    found = read_all(given) if known is None else known
     ids = _ids([_path_of(source, found[source, revision]) for source, revision in given])
     models = [
         _entry(id_, source, revision, found[source, revision], options)
@@ -239,9 +260,12 @@ def _key(options: ServeOptions) -> dict[str, Any]:
 
 def _source_of(name: str) -> tuple[str, str | None]:
     """Return the source and the revision that an argument names: FOLDER, ID or ID@REVISION."""
-    if Path(name).expanduser().is_dir() or is_path(name):
+    if is_folder(name) or is_path(name):
         # No matter where it is read, now or when the saved file is served.
-        return str(Path(name).expanduser().absolute().resolve()), None
+        try:
+            return str(path_of(name).absolute().resolve()), None
+        except (RuntimeError, SourceError):  # the check says why: a loop of links, an unknown user
+            return name, None
     source, _, revision = name.partition("@")
     return source, revision or None
 

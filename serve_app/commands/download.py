@@ -15,8 +15,8 @@ from typing import Final
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
+from serve_app.commands.model_source import SourceError, local_folder
 from serve_app.config import ModelConfig
-from serve_app.sharing import to_spec
 
 PATTERNS: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """The files of a repository that raystream reads."""
@@ -50,12 +50,15 @@ def hub_models(models: Sequence[ModelConfig]) -> list[HubModel]:
     """Return the models that come from the hub; folders need no download.
 
     Raises:
-        DownloadError: A model names no commit.
+        DownloadError: A model names no commit, or a folder that can't be read.
     """
     found = []
     for model in models:
-        if Path(to_spec(model, 0).source).is_dir():
-            continue
+        try:
+            if local_folder(model.source) is not None:
+                continue
+        except SourceError as error:
+            raise DownloadError(f"{model.id}: {error}") from error
         if model.revision is None or not _COMMIT.fullmatch(model.revision):
             raise DownloadError(
                 f"{model.id}: revision is {model.revision!r}; write the commit of {model.source}, "

@@ -96,7 +96,7 @@ def main() -> int:
 def _passes(found: Configuration, options: ServeOptions) -> bool:
     """Check a configuration, and write what is wrong with it to standard error."""
     with chdir(found.folder):
-        faults = examine(found.text, Depth.START).faults
+        faults = examine(found.text, Depth.START, found.known).faults
     if options.save is not None and Path(options.save).exists():
         faults.append(f"--save: {options.save} exists; name another file")
     if found.file is None:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from errno import EACCES
 from importlib.util import find_spec
-from os import environ
+from os import R_OK, X_OK, access, environ, strerror
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, Final, TypeVar
@@ -154,6 +155,9 @@ class ModelFiles:
         )
 
 
+KnownFiles = Mapping[tuple[str, str | None], ModelFiles | SourceError]
+"""The files of models, or why there are none, by source and revision."""
+
 ENCODERS: Final = frozenset({"electra", "mpnet", "deberta", "deberta-v2", "t5", "bart", "fnet"})
 """Types of models without causal attention whose names do not end in `bert` or `roberta`."""
 
@@ -167,21 +171,51 @@ def is_path(source: str) -> bool:
     return source.startswith(("/", "./", "../", "~")) or source in (".", "..")
 
 
+def path_of(source: str) -> Path:
+    """Return the path that a source would have, if it is one.
+
+    Raises:
+        SourceError: It begins with the home of an unknown user.
+    """
+    try:
+        return Path(source).expanduser()
+    except RuntimeError as error:
+        user = source.partition("/")[0]
+        raise SourceError(f"there is no folder {source!r}: {user} is no home here") from error
+
+
+def is_folder(source: str) -> bool:
+    """Return whether a source is a folder; False if this user can't see that."""
+    try:
+        return path_of(source).is_dir()
+    except (OSError, SourceError):
+        return False
+
+
 def local_folder(source: str) -> Path | None:
     """Return the folder that a source names, here or among the shipped; None for a hub's id.
 
     Raises:
-        SourceError: It can only be a folder, and there is none.
+        SourceError: It can only be a folder, and there is none, or this user can't enter it.
     """
-    here = Path(source).expanduser()
-    if here.is_dir():
-        return here.resolve()
-    if here.is_file():
-        raise SourceError(_file_message(source, here))
-    if is_path(source):
-        raise SourceError(f"there is no folder {source!r}{_near(here)}")
-    shipped = SHIPPED / source
-    return shipped.resolve() if (shipped / "config.json").is_file() else None
+    here = path_of(source)
+    try:
+        if here.is_dir():
+            if not access(here, R_OK | X_OK):
+                raise PermissionError(EACCES, strerror(EACCES))
+            return here.resolve()
+        if here.is_file():
+            raise SourceError(_file_message(source, here))
+        if is_path(source):
+            raise SourceError(f"there is no folder {source!r}{_near(here)}")
+        shipped = SHIPPED / source
+        return shipped.resolve() if (shipped / "config.json").is_file() else None
+    except OSError as error:
+        raise SourceError(_unreadable(source, error)) from error
+
+
+def _unreadable(source: str, error: OSError) -> str:
+    return f"{source!r} can't be read: {error.strerror or reason_of(error)}"
 
 
 def _file_message(source: str, file: Path) -> str:
@@ -198,11 +232,11 @@ def _near(path: Path) -> str:
             parent = path.parent if rest == "" else path.parent.parent
             try:
                 beside = [each.name for each in (base / parent).iterdir() if each.is_dir()]
+                for near in get_close_matches(name, beside, n=1, cutoff=0.75):
+                    if (base / parent / near / rest).is_dir():
+                        return f"; did you mean {str(parent / near / rest)!r}?"
             except OSError:
                 continue
-            for near in get_close_matches(name, beside, n=1, cutoff=0.75):
-                if (base / parent / near / rest).is_dir():
-                    return f"; did you mean {str(parent / near / rest)!r}?"
     return ""
 
 
@@ -239,7 +273,10 @@ def read_all(
 def _in_folder(source: str, folder: Path, commit: str | None) -> ModelFiles:
     patterns = ("*", "*/config.json")
     found = (file for pattern in patterns for file in folder.glob(pattern) if file.is_file())
-    names = frozenset(str(file.relative_to(folder)) for file in found)
+    try:
+        names = frozenset(str(file.relative_to(folder)) for file in found)
+    except OSError as error:
+        raise SourceError(_unreadable(source, error)) from error
     config = _read_json(source, folder / "config.json") if "config.json" in names else {}
     return ModelFiles(source, names, folder, commit, config)
 
@@ -357,6 +394,15 @@ def _within(timeout_s: float, call: Callable[[], T]) -> T:
 
 def problems(files: ModelFiles) -> Iterator[str]:
     """Yield why a model's files can't be served."""
+    try:
+        yield from _problems(files)
+    except SourceError as error:
+        yield str(error)
+    except OSError as error:
+        yield _unreadable(files.source, error)
+
+
+def _problems(files: ModelFiles) -> Iterator[str]:
     source, names = files.source, files.names
     place = str(files.folder or source)
     try:

@@ -25,7 +25,7 @@ from ray.serve.schema import HTTPOptionsSchema
 from serve_app.commands import model_source
 from serve_app.commands.check import find_problems, place
 from serve_app.commands.compose import BUILDER
-from serve_app.commands.model_source import SourceError
+from serve_app.commands.model_source import KnownFiles, SourceError
 from serve_app.commands.ray_check import MAX_PORT, host_problem
 from serve_app.commands.server_environment import HAPROXY, HAPROXY_PORTS, is_free
 from serve_app.config import AppConfig, ModelConfig, StrictModel, number
@@ -95,12 +95,13 @@ def in_file(name: str, text: str, problem: str, kind: str = "") -> str:
     return f"{kind}{problem}" if is_variable else f"{place(name, text, problem)}: {kind}{problem}"
 
 
-def examine(text: str, depth: Depth) -> Findings:
+def examine(text: str, depth: Depth, known: KnownFiles | None = None) -> Findings:
     """Find everything that is wrong with a Serve configuration.
 
     Args:
         text: The file's text. Relative paths in it start from the working directory.
         depth: How much is checked.
+        known: What is known already of models' files: a silent hub is waited for once.
     """
     found = Findings(find_problems(text))
     if depth == Depth.FILE:
@@ -124,7 +125,7 @@ def examine(text: str, depth: Depth) -> Findings:
             asked.append(Asked(name, path, stated_demands(sections), _places_of(sections, path)))
             continue
         has_ours = True
-        faults, config, has_ledger = _application_faults(application, path)
+        faults, config, has_ledger = _application_faults(application, path, known or {})
         found.faults += faults
         if config is not None and is_right:
             asked.append(
@@ -137,7 +138,7 @@ def examine(text: str, depth: Depth) -> Findings:
 
 
 def _application_faults(
-    application: Mapping[str, Any], path: str
+    application: Mapping[str, Any], path: str, known: KnownFiles
 ) -> tuple[list[str], AppConfig | None, bool]:
     """Return what is wrong with an application, its `args:` if they are right, and `has_ledger`."""
     args = application.get("args")
@@ -147,7 +148,7 @@ def _application_faults(
         for index, given in enumerate(models if isinstance(models, list) else ())
         if (entry := _named(given)) is not None
     }
-    faults = list(_source_faults(entries))
+    faults = list(_source_faults(entries, known))
     config = _valid(AppConfig, args)
     if config is None:
         return faults, None, False
@@ -179,9 +180,10 @@ def _valid(kind: type[M], given: object) -> M | None:
         return None
 
 
-def _source_faults(entries: Mapping[str, ModelConfig]) -> Iterator[str]:
+def _source_faults(entries: Mapping[str, ModelConfig], known: KnownFiles) -> Iterator[str]:
     """Yield why models can't be served, by their files; `entries` has their paths."""
-    found = model_source.read_all((each.source, each.revision) for each in entries.values())
+    asked = {(each.source, each.revision) for each in entries.values()}
+    found = {**known, **model_source.read_all(asked - known.keys())}
     for path, model in entries.items():
         files = found[model.source, model.revision]
         if isinstance(files, SourceError):

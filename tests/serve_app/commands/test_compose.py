@@ -17,7 +17,8 @@ from serve_app.commands.compose import (
     in_words,
     is_file,
 )
-from serve_app.commands.model_source import ModelFiles
+from serve_app.commands.model_source import ModelFiles, SourceError
+from serve_app.commands.preflight import Depth, examine
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = ROOT / "models"
@@ -238,3 +239,41 @@ def test_names_in_the_saved_file_s_first_line_do_not_end_it(here: Path) -> None:
     assert re.fullmatch(
         r"# Written by raystream serve models/pydoc-chat - x .*", text.splitlines()[0]
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["~nosuchuser/x", "~nosuchuser/x@main", "x" * 300, "./" + "x" * 300]
+)
+def test_a_path_that_the_system_refuses_is_a_model_whose_fault_the_check_tells(
+    here: Path, name: str
+) -> None:
+    options = ServeOptions((name,))
+    assert (is_file(name), options.misuse()) == (False, None)
+    found = configuration(options)
+    faults = examine(found.text, Depth.MACHINE, found.known).faults
+    (fault,) = (each for each in faults if ".source: " in each)
+    assert "is no home here" in fault or "File name too long" in fault
+
+
+def test_a_file_in_an_unknown_user_s_home_can_t_be_read(here: Path) -> None:
+    with pytest.raises(OSError, match="~nosuchuser is no home here"):
+        configuration(ServeOptions(("~nosuchuser/x.yaml",)))
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_hub_is_asked_once_for_a_start(
+    here: Path, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def ask(source: str, revision: str | None) -> ModelFiles:
+        asked.append(source)
+        if not is_there:
+            raise SourceError("the hub is silent")
+        return ModelFiles(source, frozenset({"config.json"}), None, COMMIT, {"model_type": "qwen2"})
+
+    monkeypatch.setattr(model_source, "_ask_hub", ask)
+    found = configuration(ServeOptions(("some/model", "other/model")))
+    faults = examine(found.text, Depth.MACHINE, found.known).faults
+    assert sorted(asked) == ["other/model", "some/model"]
+    assert any("the hub is silent" in each for each in faults) is not is_there

@@ -125,3 +125,11 @@ def test_a_server_without_a_network_reads_the_commit_from_the_cache(tmp_path: Pa
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
     )
     assert ended.stdout.strip() == json.loads((folder / "config.json").read_text())["model_type"]
+
+
+def test_a_folder_of_an_unknown_user_is_refused_in_one_line() -> None:
+    model = ModelConfig(id="m", source="~nosuchuser/x")
+    with pytest.raises(
+        DownloadError, match=r"m: there is no folder .* ~nosuchuser is no home here"
+    ):
+        hub_models([model])

@@ -11,7 +11,13 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from deployments.model_spec import Task
 from serve_app.commands import model_source
-from serve_app.commands.model_source import ModelFiles, SourceError, problems, read_files
+from serve_app.commands.model_source import (
+    ModelFiles,
+    SourceError,
+    is_folder,
+    problems,
+    read_files,
+)
 from tests.offenders import Offenders
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -234,3 +240,37 @@ def test_a_repository_in_the_cache_needs_no_network(
     (repository / "snapshots" / commit / "model.safetensors").unlink()
     with pytest.raises(SourceError, match="is not, or not wholly, in the cache"):
         read_files("some/model", None)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("~nosuchuser/x", "~nosuchuser is no home here"),
+        ("x" * 300, "can't be read: File name too long"),
+        ("./" + "x" * 300, "can't be read: File name too long"),
+    ],
+)
+def test_a_path_that_the_system_refuses_is_told_in_one_line(source: str, message: str) -> None:
+    assert not is_folder(source)
+    with pytest.raises(SourceError, match=message):
+        read_files(source, None)
+
+
+def test_a_folder_that_this_user_can_t_enter_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "m", {**LAYOUT, "model.safetensors": WHOLE})
+    files = read_files(str(folder), None)
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    # The administrator, who may run the tests, may enter every folder.
+    with monkeypatch.context() as patch:
+        patch.setattr(model_source, "access", lambda *_: False)
+        assert wrong_with(folder) == [f"{str(folder)!r} can't be read: Permission denied"]
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert list(problems(files)) == [f"{str(folder)!r} can't be read: Permission denied"]
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    assert not is_folder(str(folder))
+    assert wrong_with(folder) == [f"{str(folder)!r} can't be read: Permission denied"]
