@@ -51,7 +51,7 @@ from serve_app.commands.announcement import (
 from serve_app.commands.compose import BUILDER, Configuration, ServeOptions, configuration, in_words
 from serve_app.commands.preflight import Depth, examine, in_file
 from serve_app.commands.server_environment import HAPROXY
-from serve_app.commands.server_record import complete_record
+from serve_app.commands.server_record import complete_record, supervising
 from serve_app.commands.start_screen import StartScreen
 from serve_app.config import AppConfig
 from serve_app.keys.api_keys import load_api_keys
@@ -85,7 +85,10 @@ def main() -> int:
         os.chdir(found.folder)
         if found.file is not None and not options.given:
             return _serve(found.file.name, found)
-        with TemporaryDirectory(prefix="raystream-") as folder:
+        # `raystream status` removes the supervisor's folder after a kill, and all that is in it.
+        server = supervising(os.environ)
+        parent = None if server is None else server.folder
+        with TemporaryDirectory(prefix="config-", dir=parent) as folder:
             file = Path(folder, "serve_config.yaml")
             file.write_text(found.text, encoding="utf-8")
             return _serve(str(file), found)
@@ -166,6 +169,7 @@ def _start(file: str, found: Configuration, started_s: float) -> Announcement:
         complete_record(
             os.environ,
             None if found.file is None else found.folder / found.file.name,
+            found.folder,
             announcement.url,
             announcement.dashboard_url,
             address,

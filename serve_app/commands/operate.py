@@ -13,7 +13,8 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir
+from contextlib import chdir, suppress
+from copy import deepcopy
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import yaml
 
+from serve_app.commands.compose import BUILDER
 from serve_app.commands.server_record import (
     FoundServer,
     is_held,
@@ -40,8 +42,9 @@ APPLICATIONS: Final = "/api/serve/applications/"
 TIMEOUT_S: Final = 30.0
 POLL_S: Final = 0.5
 TELL_EVERY_S: Final = 10.0
-DEFAULT_PORT: Final = 8000
-DEFAULT_HOST: Final = "0.0.0.0"
+AUTH_KEYS: Final = ("api_keys", "api_keys_file", "allow_anonymous")
+"""What says in a file whom it serves."""
+
 RUNNING: Final = "RUNNING"
 FAILED: Final = ("DEPLOY_FAILED", "UNHEALTHY")
 
@@ -109,7 +112,8 @@ def stop(port: int | None, tell: Tell, environment: Mapping[str, str] = os.envir
         raise OperateError(
             f"{server.record.name} runs in another container or namespace: stop it there"
         )
-    os.kill(server.record.process_id, signal.SIGTERM)
+    with suppress(ProcessLookupError):  # it has just ended
+        os.kill(server.record.process_id, signal.SIGTERM)
     tell(f"Stopping {server.record.name}")
     # The supervisor kills what has not ended in STOP_S.
     _wait(lambda: not is_held(server.folder), 2 * STOP_S, f"{server.record.name} does not end")
@@ -150,15 +154,19 @@ def deploy(file: Path, tell: Tell, environment: Mapping[str, str] = os.environ) 
     Raises:
         OperateError: There is no such server, or it can't serve the file.
     """
+    from ray.serve.schema import HTTPOptionsSchema  # as the check has
+
     document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    server = _server_for(document, file, _living(tell, environment))
+    http = HTTPOptionsSchema.model_validate(document.get("http_options") or {}).model_dump()
+    server = _server_for(http["port"], file, _living(tell, environment))
     before = _details(server)
-    _require_same_address(document, before)
-    served = server.record.file
-    if served is None or Path(served).parent != file.absolute().parent:
+    _require_same_address(http, before)
+    _require_keys(document, file, before)
+    if server.record.working_folder != str(file.absolute().parent):
         document = with_absolute_paths(document, file.absolute().parent)
+    body = _as_json(document, file)
     started_s, deployed_s = time.monotonic(), _deployed_unix_s(before)
-    _ask(server, json.dumps(document).encode())
+    _ask(server, body)
     note_file(server, file.absolute())
     tell(f"{file} is sent to {server.record.url}")
     told_s = started_s
@@ -170,8 +178,7 @@ def deploy(file: Path, tell: Tell, environment: Mapping[str, str] = os.environ) 
     tell(f"{file} is served after {time.monotonic() - started_s:.0f} s: {server.record.url}")
 
 
-def _server_for(document: Details, file: Path, servers: Sequence[FoundServer]) -> FoundServer:
-    port = (document.get("http_options") or {}).get("port", DEFAULT_PORT)
+def _server_for(port: int, file: Path, servers: Sequence[FoundServer]) -> FoundServer:
     found = next((each for each in servers if each.record.port == port), None)
     if found is not None:
         return found
@@ -188,13 +195,17 @@ def _server_for(document: Details, file: Path, servers: Sequence[FoundServer]) -
     )
 
 
-def _require_same_address(document: Details, details: Details) -> None:
-    """Refuse what Serve would silently leave as it is."""
-    given: Mapping[str, Any] = document.get("http_options") or {}
+def _require_same_address(http: Details, details: Details) -> None:
+    """Refuse what Serve would silently leave as it is: another option, or one that is now missing.
+
+    Args:
+        http: All of the file's `http_options`, its defaults included.
+        details: The server's.
+    """
     running: Mapping[str, Any] = details.get("http_options") or {}
     changed = [
-        f"{key} ({running[key]!r} now)"
-        for key, value in {"host": DEFAULT_HOST, **given}.items()
+        key if "password" in key else f"{key} ({running[key]!r} now)"
+        for key, value in http.items()
         if key in running and running[key] != value
     ]
     if changed:
@@ -204,17 +215,52 @@ def _require_same_address(document: Details, details: Details) -> None:
         )
 
 
+def _require_keys(document: Details, file: Path, details: Details) -> None:
+    """Refuse to open by omission a server that asks for keys, as `serve FILE --api-key` does."""
+    running = [
+        application.get("deployed_app_config") or {}
+        for application in details.get("applications", {}).values()
+    ]
+    keys = [key for each in running for key in _auth(each).get("api_keys") or ()]
+    for application in document["applications"]:
+        is_ours = application.get("import_path") == BUILDER
+        if keys and is_ours and not any(_auth(application).get(key) for key in AUTH_KEYS):
+            raise OperateError(
+                f"the running server asks for keys, and {file} has none: write `auth: {{api_keys: "
+                f"{json.dumps(keys)}}}` under its `args:`, or `auth: {{allow_anonymous: true}}` to "
+                "serve everyone who reaches the port"
+            )
+
+
+def _auth(application: Details) -> Details:
+    args = application.get("args") or {}
+    return (args.get("auth") or {}) if application.get("import_path") == BUILDER else {}
+
+
+def _as_json(document: Details, file: Path) -> bytes:
+    """Return what Ray's API takes."""
+
+    def refuse(value: object) -> None:
+        kind = type(value).__name__
+        raise OperateError(f"{file}: {value!s} is a {kind}, not text; write it in quotes")
+
+    try:
+        return json.dumps(document, default=refuse).encode()
+    except TypeError as error:  # a key
+        raise OperateError(f"{file}: {error}; write each key in quotes") from error
+
+
 def with_absolute_paths(document: Details, folder: Path) -> dict[str, Any]:
     """Return a file with absolute paths where its own are relative to its folder.
 
     The server works in the folder of another file.
     """
-    copy: dict[str, Any] = json.loads(json.dumps(document))
+    copy: dict[str, Any] = deepcopy(dict(document))
     with chdir(folder):
         for application in copy["applications"]:
-            args = application.get("args") or {}
-            if "models" not in args:
+            if application.get("import_path") != BUILDER:
                 continue
+            args = application["args"]
             config = AppConfig.model_validate(args)
             for section, model in zip(args["models"], config.models, strict=True):
                 section["source"] = to_spec(model, 0).source
@@ -262,10 +308,13 @@ def _details(server: FoundServer) -> Details:
     """Return what Serve tells of a server.
 
     Raises:
-        OperateError: Ray's API can't be reached.
+        OperateError: Ray's API can't be reached, or something else answers there.
     """
-    answer: Details = json.loads(_ask(server) or b"{}")
-    return answer
+    with suppress(ValueError):
+        answer = json.loads(_ask(server) or b"{}")
+        if isinstance(answer, dict):
+            return answer
+    raise OperateError(f"what answers at {server.record.api_url} is not Ray's API")
 
 
 def _ask(server: FoundServer, body: bytes | None = None) -> bytes:

@@ -32,6 +32,9 @@ from serve_app.commands.server_environment import (
 )
 
 DRIVER: Final = "serve_app.commands.driver"
+END_OF_OPTIONS: Final = "--"
+"""What the names of a file or of models follow in the driver's command."""
+
 LOCK: Final = "lock"
 RECORD: Final = "server.json"
 TOKEN_COPY: Final = "ray_token"
@@ -51,6 +54,8 @@ class ServerRecord:
         command: What it runs.
         file: The configuration that it serves; None until its driver has started Ray, and for
             models that were named to it.
+        working_folder: Where relative paths in a file that it gets start; None until its driver
+            has started Ray.
         url: Where it answers, without a slash at the end; None until then.
         api_url: Ray's API; None until then, and if Ray's dashboard does not run.
         token_file: The file with the token of Ray's API; None if Ray asks for none.
@@ -65,6 +70,7 @@ class ServerRecord:
     api_url: str | None = None
     token_file: str | None = None
     ray_address: str | None = None
+    working_folder: str | None = None
 
     @property
     def port(self) -> int | None:
@@ -74,12 +80,18 @@ class ServerRecord:
     @property
     def name(self) -> str:
         """What a user knows it by."""
-        return f"{self.url or 'a server'} ({self.file or shorten(shlex.join(self.command), 80)})"
+        return f"{self.url or 'a server'} ({self.file or self._what_it_runs})"
+
+    @property
+    def _what_it_runs(self) -> str:
+        if self.has_driver:
+            return shlex.join(self.command[self.command.index(END_OF_OPTIONS) + 1 :])
+        return shorten(shlex.join(self.command), 80)
 
     @property
     def has_driver(self) -> bool:
         """Whether its driver is that of `raystream serve`, which completes the record."""
-        return DRIVER in self.command
+        return DRIVER in self.command and END_OF_OPTIONS in self.command
 
     def is_process_here(self) -> bool:
         """Return whether its process is one of those that this process sees."""
@@ -116,6 +128,7 @@ def hold_record(folder: Path, command: Sequence[str]) -> IO[bytes]:
 def complete_record(
     environment: Mapping[str, str],
     file: Path | None,
+    working_folder: Path,
     url: str,
     api_url: str | None,
     ray_address: str,
@@ -125,22 +138,35 @@ def complete_record(
     Args:
         environment: The server's variables, which say how Ray asks for its token.
         file: The configuration; None if it was composed for models.
+        working_folder: See `ServerRecord`.
         url: See `ServerRecord`.
         api_url: See `ServerRecord`.
         ray_address: See `ServerRecord`.
     """
-    own = next((e for e in own_servers(environment) if e.record.process_id == os.getppid()), None)
-    if own is not None:
+    if (own := supervising(environment)) is not None:
         token = _token_file(environment, own.folder)
         record = replace(
             own.record,
             file=None if file is None else str(file),
+            working_folder=str(working_folder),
             url=url,
             api_url=api_url,
             token_file=None if token is None else str(token),
             ray_address=ray_address,
         )
         _write(own.folder, record)
+
+
+def supervising(environment: Mapping[str, str]) -> FoundServer | None:
+    """Return the server whose supervisor started this process; None without one.
+
+    The number alone does not say so: a container that starts again gives the same ones.
+    """
+    for each in own_servers(environment):
+        is_parent = each.record.process_id == os.getppid() and each.record.is_process_here()
+        if is_parent and each.is_alive:
+            return each
+    return None
 
 
 def note_file(server: FoundServer, file: Path) -> None:

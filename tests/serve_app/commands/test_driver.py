@@ -1,3 +1,4 @@
+import os
 import sys
 from dataclasses import replace
 from hashlib import sha256
@@ -16,10 +17,11 @@ from ray.serve.schema import (
 )
 
 from benchmarks.free_port import free_port
-from serve_app.commands import driver
+from serve_app.commands import driver, server_record
 from serve_app.commands.announcement import StartFailedError
 from serve_app.commands.compose import Configuration
 from serve_app.commands.driver import describe, main, pending_deployments
+from serve_app.commands.server_record import FOLDER, hold_record
 from serve_app.config import ModelConfig
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
 from serve_app.sharing import to_spec
@@ -198,6 +200,33 @@ def test_relative_paths_in_the_file_start_from_its_folder(
     monkeypatch.setattr(sys, "argv", ["driver", "--", str(path)])
     assert main() == 7
     assert found == [str(tmp_path / "conf/my-model")]
+
+
+def test_a_composed_file_lies_in_the_supervisor_s_folder_which_is_cleared_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+
+    def note(file: str, configuration: Configuration) -> int:
+        document = yaml.safe_load(Path(file).read_text())
+        assert document["http_options"]["port"] == port
+        found.append(file)
+        return 7
+
+    port, own = free_port(), tmp_path / "raystream-a1b2c3d4"
+    own.mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(server_record, "folder_parents", lambda environment: [str(tmp_path)])
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    monkeypatch.setattr(driver, "_serve", note)
+    arguments = [f"--port={port}", "--", shipped_config(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["driver", *arguments])
+    with hold_record(own, ["driver"]):
+        assert main() == 7
+    assert main() == 7  # without a supervisor
+    assert Path(found[0]).is_relative_to(own)
+    assert not FOLDER.fullmatch(Path(found[1]).parent.name)
+    assert not any(Path(each).exists() for each in found)
 
 
 def test_a_wrong_file_is_refused_before_ray_starts(

@@ -3,8 +3,9 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import date
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from serve_app.commands import operate, server_record
+from serve_app.commands.compose import BUILDER
 from serve_app.commands.operate import OperateError, with_absolute_paths
 from serve_app.commands.server_record import complete_record, hold_record, own_servers
 
@@ -28,6 +30,8 @@ class FakeApi(ThreadingHTTPServer):
         self.put: list[Any] = []
         self.after_put: list[dict[str, Any]] = []
         self.details = details("RUNNING", 1.0)
+        self.body = b""
+        self.is_deploying = False
 
     @property
     def url(self) -> str:
@@ -41,14 +45,16 @@ class Answer(BaseHTTPRequestHandler):
         if self.headers["Authorization"] != f"Bearer {TOKEN}":
             self.answer(401, b"Unauthorized: wrong token")
             return
-        if self.server.put and self.server.after_put:
+        if self.server.is_deploying and self.server.after_put:
             self.server.details = self.server.after_put.pop(0)
-        self.answer(200, json.dumps(self.server.details).encode())
+            self.server.is_deploying = bool(self.server.after_put)
+        self.answer(200, self.server.body or json.dumps(self.server.details).encode())
 
     def do_PUT(self) -> None:  # http.server's name
         assert self.headers["Authorization"] == f"Bearer {TOKEN}"
         length = int(self.headers["Content-Length"])
         self.server.put.append(json.loads(self.rfile.read(length)))
+        self.server.is_deploying = True
         self.answer(200, b"")
 
     def answer(self, status: int, body: bytes) -> None:
@@ -82,13 +88,23 @@ class Machine:
         self.parent = parent
         self._stack = stack
 
-    def hold(self, folder: Path, command: list[str]) -> None:
+    def hold(self, folder: Path, command: Sequence[str]) -> None:
         self._stack.enter_context(hold_record(folder, command))
 
-    def add(self, name: str, url: str, file: Path, api: FakeApi | None) -> None:
+    def end(self) -> None:
+        self._stack.close()
+
+    def add(
+        self,
+        name: str,
+        url: str,
+        file: Path | None,
+        api: FakeApi | None,
+        command: Sequence[str] = ("driver", "f.yaml"),
+    ) -> None:
         folder = self.parent / f"raystream-{name}"
         folder.mkdir(mode=0o700)
-        self.hold(folder, ["driver", str(file)])
+        self.hold(folder, command)
         token = self.parent / "token"
         token.write_text(f"{TOKEN}\n")
         environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
@@ -96,7 +112,9 @@ class Machine:
         mine = [each for each in own_servers({}) if each.folder == folder]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(server_record, "own_servers", lambda _: mine)
-            complete_record(environment, file, url, None if api is None else api.url, "h:2")
+            api_url = None if api is None else api.url
+            working_folder = Path("/") if file is None else file.parent
+            complete_record(environment, file, working_folder, url, api_url, "h:2")
 
 
 @pytest.fixture
@@ -124,9 +142,14 @@ def told() -> list[str]:
     return []
 
 
-def shipped(folder: Path, **http: object) -> Path:
+def shipped(folder: Path, *, source: str = "", auth: object = None, **http: object) -> Path:
     document = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     document["http_options"] |= http
+    args = document["applications"][0]["args"]
+    if source:
+        args["models"][0]["source"] = source
+    if auth:
+        args["auth"] = auth
     folder.mkdir(exist_ok=True)
     file = folder / "serve_config.yaml"
     file.write_text(yaml.safe_dump(document))
@@ -182,7 +205,7 @@ def test_a_server_that_was_killed_is_named_once_and_its_folder_removed(
 def test_a_server_whose_driver_has_not_told_where_it_answers_is_starting_or_supervised(
     machine: Machine, told: list[str], tmp_path: Path
 ) -> None:
-    for name, command in (("a", [server_record.DRIVER, "f.yaml"]), ("b", ["serve", "run", "g"])):
+    for name, command in (("a", [server_record.DRIVER, "--", "f"]), ("b", ["serve", "run", "g"])):
         folder = tmp_path / f"raystream-{name * 8}"
         folder.mkdir()
         machine.hold(folder, command)
@@ -241,7 +264,20 @@ def test_a_file_for_no_server_s_port_or_with_another_host_is_sent_nowhere(
         operate.deploy(shipped(tmp_path / "b", port=8001), told.append, {})
     with pytest.raises(OperateError, match=r"can't change: host \('127\.0\.0\.1' now\)"):
         operate.deploy(shipped(tmp_path / "b", host="0.0.0.0"), told.append, {})
+    api.details["http_options"] |= {"request_timeout_s": 9.0, "ssl_keyfile_password": "secret"}
+    with pytest.raises(OperateError, match=r"request_timeout_s \(9\.0 now\)") as missing:
+        operate.deploy(shipped(tmp_path / "b"), told.append, {})
+    assert "secret" not in str(missing.value)
     assert api.put == []
+
+
+def test_a_port_in_quotes_is_a_port(
+    machine: Machine, api: FakeApi, told: list[str], tmp_path: Path
+) -> None:
+    machine.add("aaaaaaaa", "http://127.0.0.1:8000", Path("/a.yaml"), api)
+    api.after_put = [details("RUNNING", 2.0)]
+    operate.deploy(shipped(tmp_path / "a", port="8000"), told.append, {})
+    assert len(api.put) == 1
 
 
 def test_a_wrong_token_is_told_in_ray_s_words(
@@ -264,7 +300,8 @@ def test_relative_paths_of_a_file_elsewhere_become_absolute(tmp_path: Path) -> N
         ],
         "auth": {"api_keys_file": "keys.yaml"},
     }
-    document = {"applications": [{"args": args}, {"import_path": "a:b"}]}
+    others = {"import_path": "a:b", "args": {"models": ["gpt"]}}
+    document = {"applications": [{"import_path": BUILDER, "args": args}, others]}
     found = with_absolute_paths(document, tmp_path)["applications"][0]["args"]
     assert [model["source"] for model in found["models"]] == [
         str(tmp_path / "mine"),
@@ -275,6 +312,91 @@ def test_relative_paths_of_a_file_elsewhere_become_absolute(tmp_path: Path) -> N
     assert args["models"][0]["source"] == "mine"
 
 
+def test_a_file_of_another_folder_is_sent_with_absolute_paths_each_time(
+    machine: Machine, api: FakeApi, told: list[str], tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "mine").mkdir(parents=True)
+    machine.add("aaaaaaaa", "http://127.0.0.1:8000", tmp_path / "a/serve_config.yaml", api)
+    for num, name in enumerate(("b", "b", "a"), 2):
+        api.after_put = [details("RUNNING", num)]
+        operate.deploy(shipped(tmp_path / name, source="mine"), told.append, {})
+    sent = [each["applications"][0]["args"]["models"][0]["source"] for each in api.put]
+    assert sent == [str(tmp_path / "b/mine"), str(tmp_path / "b/mine"), "mine"]
+
+
+KEY = {"name": "default", "sha256": "0" * 64, "scopes": ["operate"]}
+
+
+def test_a_file_without_keys_does_not_open_a_server_that_asks_for_one(
+    machine: Machine, api: FakeApi, told: list[str], tmp_path: Path
+) -> None:
+    machine.add("aaaaaaaa", "http://127.0.0.1:8000", Path("/a.yaml"), api)
+    started_with = {"import_path": BUILDER, "args": {"auth": {"api_keys": [KEY]}}}
+    running = details("RUNNING", 1.0)
+    running["applications"]["raystream"]["deployed_app_config"] = started_with
+    api.details = running
+    with pytest.raises(OperateError, match=r"asks for keys, and .* has none: write `auth: (.*)` u"):
+        operate.deploy(shipped(tmp_path / "a"), told.append, {})
+    assert api.put == []
+    api.after_put = [details("RUNNING", 2.0)]
+    operate.deploy(shipped(tmp_path / "a", auth={"api_keys": [KEY]}), told.append, {})
+    api.details = running
+    api.after_put = [details("RUNNING", 3.0)]
+    operate.deploy(shipped(tmp_path / "a", auth={"allow_anonymous": True}), told.append, {})
+    assert len(api.put) == 2
+
+
+def test_what_no_json_holds_is_named_before_anything_is_sent(
+    machine: Machine, api: FakeApi, told: list[str], tmp_path: Path
+) -> None:
+    machine.add("aaaaaaaa", "http://127.0.0.1:8000", Path("/a.yaml"), api)
+    file = shipped(tmp_path / "a")
+    document = yaml.safe_load(file.read_text())
+    for env_vars, message in (
+        ({"SINCE": date(2026, 1, 2)}, r"2026-01-02 is a date, not text; write it in quotes"),
+        ({date(2026, 1, 2): "x"}, r"write each key in quotes"),
+    ):
+        document["applications"][0]["runtime_env"] = {"env_vars": env_vars}
+        file.write_text(yaml.safe_dump(document))
+        with pytest.raises(OperateError, match=message):
+            operate.deploy(file, told.append, {})
+    assert api.put == []
+
+
+def test_what_answers_without_json_is_not_taken_for_ray_s_api(
+    machine: Machine, api: FakeApi, told: list[str]
+) -> None:
+    machine.add("aaaaaaaa", "http://127.0.0.1:8000", Path("/a.yaml"), api)
+    for body in (b"<html>", b"[]", b"\xff"):
+        api.body = body
+        operate.status(told.append, {})
+        assert told[-1] == f"  what answers at {api.url} is not Ray's API"
+
+
+def test_a_server_is_named_by_the_models_that_it_was_started_with(
+    machine: Machine, api: FakeApi, told: list[str]
+) -> None:
+    command = [sys.executable, "-m", server_record.DRIVER, "--port=8001", "--", "org/a", "/m/b"]
+    machine.add("aaaaaaaa", "http://127.0.0.1:8001", None, api, command)
+    assert operate.status(told.append, {})
+    assert told[0].startswith("http://127.0.0.1:8001 (org/a /m/b), process ")
+
+
+def test_a_server_that_ends_just_before_it_is_stopped_is_stopped(
+    machine: Machine, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.add("aaaaaaaa", "http://127.0.0.1:8000", Path("/a.yaml"), None)
+
+    def kill(process_id: int, signal: int) -> None:
+        machine.end()
+        raise ProcessLookupError
+
+    monkeypatch.setattr(os, "kill", kill)
+    operate.stop(None, told.append, {})
+    assert told[-1] == "Stopped."
+
+
 SUPERVISOR = """
 import os, signal, sys
 from pathlib import Path
@@ -283,7 +405,8 @@ folder = Path(sys.argv[1])
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 os.getppid = os.getpid  # it is its own driver, too
 with hold_record(folder, ["driver"]):
-    complete_record({"TMPDIR": str(folder.parent)}, folder, "http://127.0.0.1:8004", None, "h:2")
+    environment = {"TMPDIR": str(folder.parent)}
+    complete_record(environment, folder, folder, "http://127.0.0.1:8004", None, "h:2")
     print(flush=True)
     signal.pause()
 """

@@ -1,6 +1,8 @@
+import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from serve_app.commands import server_record
 from serve_app.commands.server_record import (
     LOCK,
+    RECORD,
     complete_record,
     hold_record,
     is_held,
@@ -49,7 +52,12 @@ def test_the_driver_adds_where_the_server_answers_and_the_file_of_the_token(pare
     environment = {"RAY_AUTH_MODE": "token", "HOME": "/home/ann"}
     with hold_record(parent / NAME, []):
         complete_record(
-            environment, Path("/f.yaml"), "https://[::1]:8443/llm", "http://127.0.0.1:1", "h:2"
+            environment,
+            Path("/f.yaml"),
+            Path("/"),
+            "https://[::1]:8443/llm",
+            "http://127.0.0.1:1",
+            "h:2",
         )
         (found,) = own_servers({})
         record = found.record
@@ -73,7 +81,7 @@ def test_where_the_token_lies_depends_on_the_environment(
     environment: dict[str, str], file: str | None, parent: Path
 ) -> None:
     with hold_record(parent / NAME, []):
-        complete_record(environment, Path("/f.yaml"), "http://h:1", None, "h:2")
+        complete_record(environment, Path("/f.yaml"), Path("/"), "http://h:1", None, "h:2")
         assert own_servers({})[0].record.token_file == file
 
 
@@ -82,6 +90,7 @@ def test_a_token_of_the_environment_is_kept_where_only_this_user_can_read(parent
         complete_record(
             {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "secret"},
             Path("/f"),
+            Path("/"),
             "http://h:1",
             None,
             "h:2",
@@ -96,8 +105,29 @@ def test_a_driver_without_a_supervisor_has_no_record(
 ) -> None:
     with hold_record(parent / NAME, []):
         monkeypatch.setattr(os, "getppid", lambda: 1)
-        complete_record({}, Path("/f.yaml"), "http://h:1", None, "h:2")
+        complete_record({}, Path("/f.yaml"), Path("/"), "http://h:1", None, "h:2")
         assert own_servers({})[0].record.url is None
+
+
+@pytest.mark.parametrize("is_held_elsewhere", [False, True])
+def test_a_driver_writes_into_no_other_server_s_record_that_has_its_parent_s_number(
+    parent: Path, is_held_elsewhere: bool
+) -> None:
+    other = parent / "raystream-aaaaaaaa"
+    other.mkdir()
+    with ExitStack() as stack:
+        lock = stack.enter_context(hold_record(other, ["serve", "run", "old.yaml"]))
+        told = json.loads((other / RECORD).read_text())
+        (other / RECORD).write_text(json.dumps(told | {"process_unix_s": 1.0}))
+        if not is_held_elsewhere:  # its supervisor was killed
+            lock.close()
+            (other / RECORD).write_text(json.dumps(told))
+        stack.enter_context(hold_record(parent / NAME, []))
+        complete_record({}, Path("/f.yaml"), Path("/"), "http://h:1", None, "h:2")
+        assert {each.folder: each.record.url for each in own_servers({})} == {
+            other: None,
+            parent / NAME: "http://h:1",
+        }
 
 
 def test_a_folder_of_another_user_is_named_and_not_read(
