@@ -82,8 +82,8 @@ def serve(
         typer.Argument(
             metavar="[FILE | MODEL...]",
             help="A Serve configuration (.yaml), or models: folders, or ids of hub repositories, "
-            "with @REVISION if not the newest. Without any: serve_config.yaml of this folder, or "
-            "the embedded models if there is none.",
+            "with @REVISION if not the commit in the cache, or else the newest. Without any: "
+            "serve_config.yaml of this folder, or the embedded models if there is none.",
             show_default=False,
         ),
     ] = None,
@@ -184,6 +184,8 @@ def serve(
         code = run_supervised([*driver, *options.arguments()], with_switches(os.environ))
     except (MissingHAProxyError, NoFolderError) as error:
         _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.filename or sys.executable}: {error.strerror}")
     raise typer.Exit(code)
 
 
@@ -199,13 +201,12 @@ def new_config(
     `raystream serve` without a file reads serve_config.yaml. docs/configuration.md explains each
     key, and so does raystream.schema.json, which is written beside the file, in an editor.
     """
-    from serve_app.commands.schema import write_beside
+    from serve_app.commands.schema import write_new
 
     try:
-        with file.open("x", encoding="utf-8") as new:
-            new.write(write_beside(file) + CONFIG.read_text(encoding="utf-8"))
+        write_new(file, CONFIG.read_text(encoding="utf-8"))
     except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}")
+        _fail(f"{error.filename or file}: {error.strerror}")
     typer.echo(f"{file} is written; serve it by: raystream serve {file}")
 
 

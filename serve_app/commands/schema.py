@@ -40,14 +40,28 @@ OURS: Final = "raystream."
 """How the names of our definitions begin: Ray has a `TracingConfig`, too."""
 
 
-def write_beside(file: Path) -> str:
-    """Write the schema beside a file; return the file's first line, which names it to editors.
+def write_new(file: Path, text: str) -> None:
+    """Write a new file, whose first line names the schema to editors, and the schema beside it.
+
+    Neither is written over another; a schema that is there already and is the same stays.
 
     Raises:
-        OSError: It can't be written.
+        OSError: One of both can't be written, and then neither is.
     """
-    file.with_name(BESIDE).write_text(schema_text(), encoding="utf-8")
-    return f"# yaml-language-server: $schema={BESIDE}\n"
+    beside, schema = file.with_name(BESIDE), schema_text()
+    texts = {file: f"# yaml-language-server: $schema={BESIDE}\n{text}", beside: schema}
+    if beside.is_file() and beside.read_bytes() == schema.encode():
+        del texts[beside]
+    made: list[Path] = []
+    try:
+        for path, content in texts.items():
+            with path.open("x", encoding="utf-8") as new:
+                made.append(path)
+                new.write(content)
+    except OSError:
+        for path in made:
+            path.unlink()
+        raise
 
 
 def schema_text() -> str:

@@ -23,7 +23,7 @@ from contextlib import suppress
 import psutil
 
 from serve_app.commands.process_ties import adopt_orphans, die_with_parent
-from serve_app.commands.server_environment import make_own_folder, server_environment
+from serve_app.commands.server_environment import NoFolderError, make_own_folder, server_environment
 from serve_app.commands.server_record import hold_record
 
 STOP_S = 40.0
@@ -45,12 +45,16 @@ def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> in
     While it runs, `raystream status` finds it (`server_record`).
 
     Raises:
-        NoFolderError: There is no folder for the server's files.
+        NoFolderError: There is no folder for the server's files, or no room in it.
         OSError: The command can't be run.
     """
     folder = make_own_folder(environment)
     try:
-        with hold_record(folder, command):
+        try:
+            lock = hold_record(folder, command)
+        except OSError as error:
+            raise NoFolderError(f"{folder.parent} can't be written: {error.strerror}") from error
+        with lock:
             return supervise(command, server_environment(environment, folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from errno import EAGAIN, ENOSPC
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -104,6 +105,35 @@ def test_a_machine_without_a_folder_for_a_server_is_told_in_one_line(
     assert told.exit_code == 1
     assert told.stderr.startswith("Error: /dev/null can't be written: ")
     assert told.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["serve", "file.yaml"], ["supervise", "serve"]])
+def test_a_full_folder_is_told_in_one_line_that_does_not_blame_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    def hold_record(folder: Path, command: Sequence[str]) -> None:
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+    own = tmp_path / "raystream-a1b2c3d4"
+    own.mkdir()
+    monkeypatch.setattr(supervise, "make_own_folder", lambda environment: own)
+    monkeypatch.setattr(supervise, "hold_record", hold_record)
+    told = CliRunner().invoke(app, command)
+    line = f"Error: {tmp_path} can't be written: No space left on device\n"
+    assert (told.exit_code, told.stderr) == (1, line)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_can_t_be_started_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
+        raise OSError(EAGAIN, os.strerror(EAGAIN))
+
+    monkeypatch.setattr(supervise, "run_supervised", run_supervised)
+    told = CliRunner().invoke(app, ["serve", "file.yaml"])
+    line = f"Error: {sys.executable}: Resource temporarily unavailable\n"
+    assert (told.exit_code, told.stderr) == (1, line)
 
 
 def test_without_a_file_the_folder_s_own_is_served_or_else_the_embedded_models(

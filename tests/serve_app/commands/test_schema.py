@@ -3,11 +3,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from jsonschema import Draft7Validator
 
 from serve_app.commands.check import find_problems
-from serve_app.commands.schema import BESIDE, file_schema, write_beside
+from serve_app.commands.schema import BESIDE, file_schema, schema_text, write_new
 from tests.offenders import Offenders
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -123,6 +124,20 @@ def test_no_default_of_ray_s_stands_in_for_none_given() -> None:
 
 
 def test_a_file_names_the_schema_beside_it_to_editors(tmp_path: Path) -> None:
-    line = write_beside(tmp_path / "serve_config.yaml")
-    assert line == f"# yaml-language-server: $schema={BESIDE}\n"
+    file = tmp_path / "serve_config.yaml"
+    write_new(file, "a: 1\n")
+    assert file.read_text() == f"# yaml-language-server: $schema={BESIDE}\na: 1\n"
     assert yaml.safe_load((tmp_path / BESIDE).read_text()) == file_schema()
+
+
+def test_a_new_file_leaves_the_schema_that_is_there_and_is_not_written_without_it(
+    tmp_path: Path,
+) -> None:
+    file, beside = tmp_path / "serve_config.yaml", tmp_path / BESIDE
+    beside.write_text("mine")
+    with pytest.raises(FileExistsError):
+        write_new(file, "")
+    assert (file.exists(), beside.read_text()) == (False, "mine")
+    beside.write_text(schema_text())
+    write_new(file, "")  # as a second file of the folder
+    assert file.exists()
