@@ -13,6 +13,7 @@ import pwd
 import re
 import shlex
 import stat
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -44,13 +45,18 @@ FOLDER: Final = re.compile(rf"(?:{'|'.join(FOLDER_PREFIXES)})[a-z0-9_]{{8}}")
 """The name of a server's folder, as `tempfile.mkdtemp` completes it."""
 
 
+SAME_PROCESS_S: Final = 2.0
+"""Least seconds between two processes with one number; the system's start is rounded to one."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerRecord:
     """A server of this user.
 
     Attributes:
         process_id: Its supervisor.
-        process_unix_s: When that process was created, which tells it from a later one.
+        process_created_s: When that process was created, which tells it from a later one; see
+            `_created_s`.
         command: What it runs.
         file: The configuration that it serves; None until its driver has started Ray, and for
             models that were named to it.
@@ -63,7 +69,7 @@ class ServerRecord:
     """
 
     process_id: int
-    process_unix_s: float
+    process_created_s: float
     command: tuple[str, ...]
     file: str | None = None
     url: str | None = None
@@ -96,7 +102,8 @@ class ServerRecord:
     def is_process_here(self) -> bool:
         """Return whether its process is one of those that this process sees."""
         with suppress(psutil.Error):
-            return abs(psutil.Process(self.process_id).create_time() - self.process_unix_s) < 1
+            created_s = _created_s(psutil.Process(self.process_id))
+            return abs(created_s - self.process_created_s) < SAME_PROCESS_S
         return False
 
 
@@ -115,9 +122,18 @@ class FoundServer:
     is_alive: bool
 
 
+def _created_s(process: psutil.Process) -> float:
+    """Return when a process was created, in seconds that no step of the clock changes.
+
+    Linux counts them from the start of the system, and psutil adds when that was by today's clock.
+    Elsewhere the system notes the time itself.
+    """
+    return process.create_time() - (psutil.boot_time() if sys.platform == "linux" else 0.0)
+
+
 def hold_record(folder: Path, command: Sequence[str]) -> IO[bytes]:
     """Write the first record of a server, and lock it for as long as the returned file is open."""
-    _write(folder, ServerRecord(os.getpid(), psutil.Process().create_time(), tuple(command)))
+    _write(folder, ServerRecord(os.getpid(), _created_s(psutil.Process()), tuple(command)))
     draft = folder / f"{LOCK}.new"
     lock = draft.open("wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -202,7 +218,7 @@ def own_servers(environment: Mapping[str, str]) -> list[FoundServer]:
                 told = json.loads((folder / RECORD).read_text(encoding="utf-8"))
                 record = ServerRecord(**{**told, "command": tuple(told["command"])})
                 found.append(FoundServer(folder, record, is_alive=is_held(folder)))
-    return sorted(found, key=lambda each: (each.record.port or 0, each.record.process_unix_s))
+    return sorted(found, key=lambda each: (each.record.port or 0, each.record.process_created_s))
 
 
 def other_users(environment: Mapping[str, str]) -> list[str]:

@@ -2,9 +2,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 
 from serve_app.commands import server_record
@@ -39,6 +41,18 @@ def test_a_server_is_found_while_its_supervisor_holds_the_lock(parent: Path) -> 
         assert found.record.is_process_here()
     (found,) = own_servers({})
     assert not found.is_alive
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="psutil adds the start of the system there")
+def test_a_process_is_known_after_a_step_of_the_clock(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hold_record(parent / NAME, []):
+        boot_s = psutil.boot_time()
+        for module in ("psutil._pslinux", "psutil._psplatform", "psutil"):
+            monkeypatch.setattr(f"{module}.boot_time", lambda: boot_s - 3600)
+        assert psutil.Process().create_time() < time.time() - 3000
+        assert own_servers({})[0].record.is_process_here()
 
 
 def test_the_lock_is_not_inherited_by_what_the_supervisor_starts(parent: Path) -> None:
@@ -118,7 +132,7 @@ def test_a_driver_writes_into_no_other_server_s_record_that_has_its_parent_s_num
     with ExitStack() as stack:
         lock = stack.enter_context(hold_record(other, ["serve", "run", "old.yaml"]))
         told = json.loads((other / RECORD).read_text())
-        (other / RECORD).write_text(json.dumps(told | {"process_unix_s": 1.0}))
+        (other / RECORD).write_text(json.dumps(told | {"process_created_s": -9.0}))
         if not is_held_elsewhere:  # its supervisor was killed
             lock.close()
             (other / RECORD).write_text(json.dumps(told))
