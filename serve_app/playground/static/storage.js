@@ -13,15 +13,18 @@ function storage(kind) {
         return "";
       }
     },
-    /** @param {string} name @param {string} text "" removes what is kept. */
+    /**
+     * @param {string} name @param {string} text "" removes what is kept.
+     * @returns {boolean} Whether the browser keeps it; one that refuses still has the text before.
+     */
     write(name, text) {
       refused.set(name, text);
       try {
-        globalThis[kind].removeItem(name);
         if (text) globalThis[kind].setItem(name, text);
-        refused.delete(name);
+        else globalThis[kind].removeItem(name);
+        return refused.delete(name);
       } catch {
-        // `refused` has it.
+        return false; // `refused` has it
       }
     },
   };
