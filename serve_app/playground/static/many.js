@@ -1,6 +1,6 @@
 // Many texts, classified: how many have each label, a threshold, and the result as CSV.
 
-import { html, useRef, useState } from "./vendor/preact.js";
+import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { ask } from "./api.js";
 import { OwnTexts, textsOf } from "./own_texts.js";
 import { Code, ErrorNotice, ModelChoice, announce, number } from "./parts.js";
@@ -45,6 +45,7 @@ export function ManyTexts({ models, model, onModel, own, onOwn, onKey }) {
   const [error, setError] = useState(/** @type {any} */ (null));
   const [progress, setProgress] = useState("");
   const running = useRef(/** @type {AbortController | null} */ (null));
+  useEffect(() => () => running.current?.abort(), []);
   const { texts, rows, names } = textsOf(own);
   const run = async (event) => {
     event?.preventDefault();

@@ -29,12 +29,18 @@ export function rowsOf(text) {
   return rows;
 }
 
-/** @param {(string | number)[][]} rows @returns {string} */
+/**
+ * Write CSV that spreadsheets may open: a text that they would run as a formula begins with an apostrophe.
+ * @param {(string | number)[][]} rows
+ * @returns {string}
+ * Source: https://owasp.org/www-community/attacks/CSV_Injection
+ */
 export const csvOf = (rows) => rows.map((row) => `${row.map(quoted).join(",")}\r\n`).join("");
 
 /** @param {string | number} value */
 function quoted(value) {
-  const text = String(value);
+  const isFormula = typeof value === "string" && /^[=+\-@\t\r]/.test(value) && Number.isNaN(Number(value));
+  const text = isFormula ? `'${value}` : String(value);
   return /[",\r\n]|^\s|\s$/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 

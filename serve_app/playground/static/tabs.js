@@ -9,7 +9,7 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/pre
  */
 export function useTab(names) {
   const [first] = Object.keys(names);
-  const named = () => (location.hash.slice(1) in names ? location.hash.slice(1) : first);
+  const named = () => (Object.hasOwn(names, location.hash.slice(1)) ? location.hash.slice(1) : first);
   const [tab, setTab] = useState(named);
   const places = useRef(/** @type {Record<string, number>} */ ({}));
   const change = (id) => {

@@ -210,7 +210,8 @@ async def test_shortcuts_are_listed_and_act_outside_of_text_boxes(
 
 
 async def test_tabs_are_entries_of_the_history(page: Page) -> None:
-    await page.open()
+    await page.open("constructor")
+    await expect(page.page.get_by_role("tabpanel", name="Chat")).to_be_visible()
     for name in ("Search", "Live"):
         await page.show(name)
     await expect(page.page).to_have_title("Live · raystream")

@@ -31,6 +31,14 @@ test("what is written as CSV is read again", () => {
   assert.deepEqual(rowsOf(csvOf(rows)), rows);
 });
 
+test("a text that a spreadsheet would run as a formula is written as a text, and a number stays one", () => {
+  const formulas = ['=HYPERLINK("http://evil")', "+1+cmd", "-2+3", "@SUM(A1)", "\t=1"];
+  assert.deepEqual(rowsOf(csvOf([formulas])), [formulas.map((text) => `'${text}`)]);
+  const plain = ["-1.5", "+3", "-2e-3", "a=b", "0.100000", "x@y.org"];
+  assert.deepEqual(rowsOf(csvOf([plain])), [plain]);
+  assert.equal(csvOf([[-1, 2]]), "-1,2\r\n");
+});
+
 test("the texts of a table are its column of the longest cells, without the names", () => {
   const rows = [["id", "comment"], ["1", "a long comment"], ["2", ""], ["3", "another"]];
   assert.equal(likeliestColumn(rows), 1);
