@@ -35,10 +35,10 @@ async def test_a_growing_answer_is_followed_until_its_reader_scrolls_up(
     to_end = page.button("To the end")
     await page.ask("A long question\n" * 60)
     await page.says("Line 39.")
-    assert await page.tab.evaluate(SEEN)
+    await page.page.wait_for_function(SEEN)
     more[0].set()  # more than a window at once
     await page.says("Line 239.")
-    assert await page.tab.evaluate(SEEN)
+    await page.page.wait_for_function(SEEN)
     await expect(to_end).to_have_count(0)
     await page.page.mouse.move(400, 300)
     await page.page.mouse.wheel(0, -60)
@@ -48,18 +48,18 @@ async def test_a_growing_answer_is_followed_until_its_reader_scrolls_up(
     await page.says("Line 279.")
     assert await page.tab.evaluate("scrollY") == place
     await to_end.click()
-    assert await page.tab.evaluate(SEEN)
+    await page.page.wait_for_function(SEEN)
     more[2].set()
     await page.is_done()
     await expect(page.answer).to_contain_text("The end.")
-    assert await page.tab.evaluate(SEEN)
+    await page.page.wait_for_function(SEEN)
     # A question that is asked far from the end is followed, too.
     await page.tab.evaluate("scrollTo(0, 0)")
     await expect(to_end).to_be_visible()
     models.chat.steps = [paragraphs(0, 30), [TextDelta((1,), "Well.", FinishReason.STOP)]]
     await page.ask("Another one")
     await page.says("Well.")
-    assert await page.tab.evaluate(SEEN)
+    await page.page.wait_for_function(SEEN)
 
 
 async def test_the_text_box_grows_with_its_text_and_shrinks_again(page: Page) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from playwright.async_api import Route, expect
 
 from deployments.contract import FinishReason, TextDelta
+from tests.browser import DEADLINE_MS
 from tests.offenders import Offenders
 from tests.serve_app.playground.served_page import Models, Page
 
@@ -173,8 +174,9 @@ async def test_a_library_that_is_loaded_later_and_was_changed_does_not_run(
     for name in ("highlight.js", "katex.js"):
         await page.page.route(f"**/vendor/{name}", change)
     await answered(page, models, "```py\nx = 1\n```\n\n$y$")
-    while sum("integrity" in each for each in page.tab.complaints) < 2:
-        await page.tab.evaluate("new Promise(requestAnimationFrame)")
+    async with asyncio.timeout(DEADLINE_MS / 1000):
+        while sum("integrity" in each for each in page.tab.complaints) < 2:
+            await page.tab.evaluate("new Promise(requestAnimationFrame)")
     await expect(page.answer.locator("code.math")).to_have_text("y")
     await expect(page.answer.locator("pre")).to_have_text("x = 1\n")
     assert await page.tab.evaluate("window.owned ?? 'untouched'") == "untouched"
