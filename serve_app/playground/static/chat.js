@@ -37,11 +37,12 @@ export function Chat({ models, onModels, onKey }) {
   const box = useRef(null);
   const { isBusy, turns } = it;
   const chosen = models.find(({ id }) => id === it.options.model) ?? models[0];
+  const isBase = chosen?.has_chat_template === false;
   useEffect(() => {
     if (chosen && chosen.id !== it.options.model) it.setOptions({ ...it.options, model: chosen.id });
-  }, [chosen?.id]);
+  }, [chosen?.id, it.options.model]);
   const last = turns.at(-1);
-  const { talk, end, isAway, toEnd } = useFollowing(isBusy, last, chosen?.has_chat_template !== false);
+  const { talk, end, isAway, toEnd } = useFollowing(isBusy, last, !isBase || turns.length > 0);
   // What was pressed may be gone; the next thing to do is to write.
   const thenWrite = (act) => (...given) => {
     const isDone = act(...given) !== false;
@@ -57,9 +58,9 @@ export function Chat({ models, onModels, onKey }) {
   const settings = html`
     <${Settings}>
       <${OptionsForm} options=${it.options} models=${models} onChange=${it.setOptions} onModels=${onModels}
-        isChat=${chosen?.has_chat_template !== false} />
+        isChat=${!isBase} />
     <//>`;
-  if (chosen?.has_chat_template === false) {
+  if (isBase && !turns.length) {
     return html`
       <div class="chat">
         <${ConversationList} it=${it} />
@@ -75,29 +76,45 @@ export function Chat({ models, onModels, onKey }) {
           <${Welcome} it=${it} model=${chosen} onAsked=${thenWrite(() => true)} />`}
         <div class="turns" role="log" aria-live="off" aria-label="Messages">
           ${turns.map((turn) => {
+            // A turn's versions take each other's place, and the switch that was pressed keeps the focus.
+            const key = `${it.current.id} ${turn.parent}`;
             const versions = html`<${Versions} all=${it.versionsOf(turn)} shown=${turn} onShow=${it.showVersion} />`;
             if (turn.role === "user") {
-              return html`<${Question} key=${turn.id} turn=${turn} isBusy=${isBusy} versions=${versions}
-                onEdit=${thenWrite((text) => it.edit(turn, text))} />`;
+              return html`<${Question} key=${key} turn=${turn} isBusy=${isBusy} versions=${versions}
+                onEdit=${isBase ? undefined : thenWrite((text) => it.edit(turn, text))} />`;
             }
-            if (turn.role === "tool") return html`<${ToolResult} key=${turn.id} turn=${turn} />`;
-            const canResume = turn === last && turn.lastEventId && !isBusy
+            if (turn.role === "tool") return html`<${ToolResult} key=${key} turn=${turn} />`;
+            const canResume = turn === last && turn.lastEventId && !isBusy && !isBase
               && (turn.error?.code === "connection_lost" || turn.state === "stopped");
-            return html`<${Answer} key=${turn.id} turn=${turn} onKey=${onKey} onChange=${it.onChange}
-              versions=${versions} onRetry=${thenWrite(() => it.again(turn))}
+            return html`<${Answer} key=${key} turn=${turn} onKey=${onKey} onChange=${it.onChange}
+              versions=${versions} onRetry=${isBase ? undefined : thenWrite(() => it.again(turn))}
               onResume=${canResume ? thenWrite(() => void it.resume(turn)) : undefined}
-              onResults=${turn === last && !isBusy && turn.calls.length
+              onResults=${turn === last && !isBusy && !isBase && turn.calls.length
                 ? thenWrite(() => it.sendResults(turn)) : undefined} />`;
           })}
         </div>
-        <${Composer} it=${it} isBusy=${isBusy} takesImages=${Boolean(chosen?.accepts_images)}
-          isReady=${Boolean(chosen)} box=${box} onClear=${thenWrite(it.startNew)}
-          onEnd=${isAway && last ? toEnd : undefined} />
+        ${isBase
+          ? html`<${ReadOnly} it=${it} model=${chosen} />`
+          : html`<${Composer} it=${it} isBusy=${isBusy} takesImages=${Boolean(chosen?.accepts_images)}
+              isReady=${Boolean(chosen)} box=${box} onClear=${thenWrite(it.startNew)}
+              onEnd=${isAway && last ? toEnd : undefined} />`}
         <div ref=${end}></div>
       </section>
       ${settings}
     </div>`;
 }
+
+/** Stands in place of the text box while the chosen model can't chat. */
+const ReadOnly = ({ it, model }) => html`
+  <div class="composer">
+    <p class="detail">${model.id} is a base model: it answers no questions, so this conversation can only be read.</p>
+    <p class="row">
+      <button type="button" class="quiet" aria-keyshortcuts="n" onClick=${it.startNew}>Go on with a text</button>
+      ${it.isBusy && html`
+        <button type="button" class="primary" aria-keyshortcuts="Escape" onClick=${it.stop}>
+          <${Icon} name="stop" />Stop</button>`}
+    </p>
+  </div>`;
 
 const WIDE = matchMedia("(min-width: 60rem)");
 

@@ -84,7 +84,6 @@ function useComparison() {
       redraw();
       return false;
     }
-    for (const side of SIDES) if (sides.includes(side) || rounds.length < it.rounds.length) it.running[side]?.abort();
     Object.assign(it, { rounds: [...rounds.slice(0, index), round], problem: "" });
     for (const side of sides) run(round.answers[side], side);
     redraw();
@@ -105,7 +104,7 @@ function useComparison() {
     stop,
     isBusy: it.running.some(Boolean),
     ask: (text) => answer([...it.rounds, { question: newTurn("user", text), answers: [] }], SIDES),
-    again: (index, side) => answer(it.rounds.slice(0, index + 1), [side]),
+    again: (side) => answer(it.rounds, [side]),
     resume: run,
     setOptions(side, options) {
       it.options = it.options.with(side, options);
@@ -156,7 +155,7 @@ export function Compare({ models, onModels, onKey }) {
       <div class="turns" role="log" aria-live="off" aria-label="Answers">
         ${it.rounds.map((round, index) => html`
           <${Compared} key=${index} round=${round} onKey=${onKey} onChange=${it.redraw}
-            onRetry=${(side) => thenWrite(() => it.again(index, side))()}
+            onRetry=${round === last ? thenWrite(it.again) : undefined}
             onResume=${round === last ? (turn, side) => thenWrite(() => void it.resume(turn, side))() : undefined} />`)}
       </div>
       <${Composer} it=${it} box=${box} onClear=${thenWrite(it.clear)} onEnd=${isAway && last ? toEnd : undefined} />
@@ -168,6 +167,7 @@ const Side = ({ side, options }) => html`
   <span class="letter">${NAMES[side]}</span> <strong>${options.model}</strong>
   ${options.temperature && html` <span class="tag">temperature ${options.temperature}</span>`}`;
 
+/** Only the last round can be answered again: the later questions go on from the answers before them. */
 function Compared({ round: { question, answers }, onRetry, onResume, onKey, onChange }) {
   return html`
     <article class="turn question" aria-label="Question"><p class="asked" dir="auto">${question.text}</p></article>
@@ -177,7 +177,7 @@ function Compared({ round: { question, answers }, onRetry, onResume, onKey, onCh
         return html`
           <section class="side" key=${side} aria-label=${`${NAMES[side]}: ${turn.body.model}`}>
             <p class="detail"><span class="letter">${NAMES[side]}</span> ${turn.body.model}</p>
-            <${Answer} turn=${turn} onKey=${onKey} onChange=${onChange} onRetry=${() => onRetry(side)}
+            <${Answer} turn=${turn} onKey=${onKey} onChange=${onChange} onRetry=${onRetry && (() => onRetry(side))}
               onResume=${canResume ? () => onResume(turn, side) : undefined} />
           </section>`;
       })}

@@ -133,7 +133,11 @@ function Item({ each, it, isCurrent, isRunning, onOpen, onRemove }) {
     setOpen(false);
     requestAnimationFrame(() => more.current?.focus());
   };
-  const onEscape = (event) => event.key === "Escape" && close();
+  const onEscape = (event) => {
+    if (event.key !== "Escape" || !(isOpen || draft !== null)) return;
+    event.stopPropagation(); // else it stops the answer
+    close();
+  };
   const rename = async (event) => {
     event.preventDefault();
     await it.rename(id, draft);

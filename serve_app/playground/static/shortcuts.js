@@ -28,13 +28,13 @@ const PRESSED = new Set(["e", "r", "c", "n", "/", "?"]);
 /**
  * Return what a key means.
  * @param {{key: string, ctrlKey?: boolean, metaKey?: boolean, altKey?: boolean, isComposing?: boolean}} event
- * @param {{isTyping: boolean, isOff: boolean, numTabs: number}} now Whether a text box has the focus, and whether keys of
- *   one letter are turned off.
+ * @param {{isTyping: boolean, isMessage?: boolean, isOff: boolean, numTabs: number}} now Whether a text box has the
+ *   focus, whether it is the message's, and whether keys of one letter are turned off.
  * @returns {{press: string} | {tab: number} | {leave: true} | null}
  */
-export function meaningOf(event, { isTyping, isOff, numTabs }) {
+export function meaningOf(event, { isTyping, isMessage = false, isOff, numTabs }) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return null;
-  if (event.key === "Escape") return { leave: true };
+  if (event.key === "Escape") return isTyping && !isMessage ? { leave: true } : { press: "Escape" };
   if (isTyping || isOff) return null;
   if (PRESSED.has(event.key)) return { press: event.key };
   const tab = /^[1-9]$/.test(event.key) ? Number(event.key) - 1 : numTabs;
@@ -43,6 +43,8 @@ export function meaningOf(event, { isTyping, isOff, numTabs }) {
 
 const isTyping = ({ tagName, type }) =>
   tagName === "TEXTAREA" || tagName === "SELECT" || (tagName === "INPUT" && !/^(checkbox|radio|button|file)$/.test(type));
+
+const isMessage = (element) => element.getAttribute("aria-keyshortcuts") === "/";
 
 /** Press the last element in view that has this shortcut. @param {string} key @returns {boolean} Whether there is one. */
 export function press(key) {
@@ -62,15 +64,12 @@ export function useShortcuts(onTab, numTabs) {
     const note = (event) => {
       if (event.defaultPrevented || document.querySelector("dialog[open]")) return;
       const meaning = meaningOf(event, {
-        isTyping: isTyping(event.target), isOff: Boolean(browserStorage.read(OFF)), numTabs,
+        isTyping: isTyping(event.target), isMessage: isMessage(event.target), isOff: Boolean(browserStorage.read(OFF)), numTabs,
       });
       if (!meaning) return;
-      if (meaning.leave) {
-        if (!press("Escape") && isTyping(event.target)) event.target.blur();
-        return;
-      }
-      if ("press" in meaning ? !press(meaning.press) : (act.current(meaning.tab), false)) return;
-      event.preventDefault();
+      if ("leave" in meaning) return event.target.blur();
+      if ("press" in meaning ? press(meaning.press) : (act.current(meaning.tab), true)) event.preventDefault();
+      else if (event.key === "Escape") event.target.blur();
     };
     addEventListener("keydown", note);
     return () => removeEventListener("keydown", note);

@@ -59,7 +59,7 @@ function Markdown({ text, isRunning }) {
 }
 
 /**
- * @param {{turn: import("./answer.js").Turn, onRetry: () => void, onResume?: () => void, onKey: () => void,
+ * @param {{turn: import("./answer.js").Turn, onRetry?: () => void, onResume?: () => void, onKey: () => void,
  *   onResults?: () => void, onChange: () => void, versions?: any}} props `versions` switches between answers.
  */
 export function Answer({ turn, onRetry, onResume, onKey, onResults, onChange, versions }) {
@@ -69,10 +69,10 @@ export function Answer({ turn, onRetry, onResume, onKey, onResults, onChange, ve
       ${turn.reasoning && html`
         <details class="reasoning" open=${isRunning && !turn.text}>
           <summary>Reasoning</summary>
-          <${ModelText} text=${turn.reasoning} isRunning=${isRunning} />
+          <${ModelText} key=${turn.id} text=${turn.reasoning} isRunning=${isRunning} />
         </details>`}
       ${turn.text
-        ? html`<${ModelText} text=${turn.text} isRunning=${isRunning} />`
+        ? html`<${ModelText} key=${turn.id} text=${turn.text} isRunning=${isRunning} />`
         : isRunning && !turn.calls.length && html`<p class="pending">…</p>`}
       ${turn.calls.map((call, index) => html`
         <${ToolCall} key=${index} call=${call} onChange=${onChange} canAnswer=${Boolean(onResults)} />`)}
@@ -92,8 +92,9 @@ export function Answer({ turn, onRetry, onResume, onKey, onResults, onChange, ve
           ${versions}
           ${onResume && turn.state === "stopped" && html`
             <button type="button" class="quiet" onClick=${onResume}>Go on</button>`}
-          <button type="button" class="quiet" aria-keyshortcuts="r" onClick=${onRetry}>
-            <${Icon} name="again" />Answer again</button>
+          ${onRetry && html`
+            <button type="button" class="quiet" aria-keyshortcuts="r" onClick=${onRetry}>
+              <${Icon} name="again" />Answer again</button>`}
           ${turn.text && html`<${CopyButton} text=${turn.text} label="Copy" keys="c" />`}
           ${turn.body && html`<${Code} made=${{ kind: "chat", body: { ...turn.body, stream: true } }} />`}
         </div>`}
@@ -171,8 +172,9 @@ export function Question({ turn, onEdit, isBusy, versions }) {
       <${AskedFiles} files=${turn.files} />
       ${draft === null
         ? html`<div class="row">
-            <button type="button" class="quiet" ref=${button} disabled=${isBusy} aria-keyshortcuts="e"
-              onClick=${() => setDraft(turn.text)}><${Icon} name="edit" />Edit</button>
+            ${onEdit && html`
+              <button type="button" class="quiet" ref=${button} disabled=${isBusy} aria-keyshortcuts="e"
+                onClick=${() => setDraft(turn.text)}><${Icon} name="edit" />Edit</button>`}
             <p class="asked" dir="auto">${turn.text}</p>
           </div>
           ${versions}`

@@ -92,6 +92,7 @@ async def test_an_edit_and_a_repeat_keep_the_other_versions(page: Page, models: 
     await page.says("Two.")
     await page.button("Previous version").click()
     await page.says("One.")
+    await expect(page.button("Previous version")).to_be_focused()
     await expect(page.answer.get_by_role("group", name="Versions")).to_contain_text("1 of 2")
     await page.button("Edit").click()
     await page.page.get_by_label("Edit the question").fill("Second")
@@ -99,6 +100,7 @@ async def test_an_edit_and_a_repeat_keep_the_other_versions(page: Page, models: 
     await page.says("Three.")
     await page.button("Previous version").click()
     await expect(page.page.locator(".asked")).to_have_text("First")
+    await expect(page.button("Previous version").first).to_be_focused()
     # The switches stay where they are in another tab.
     await page.page.reload()
     await expect(page.page.locator(".asked")).to_have_text("First")
@@ -120,6 +122,37 @@ async def test_conversations_travel_in_a_file(page: Page, tmp_path: Path) -> Non
         {"name": "x.json", "mimeType": "application/json", "buffer": b"{"}
     )
     await expect(page.page.get_by_role("alert")).to_contain_text("no JSON")
+    # Its model is served no more.
+    file.write_text(file.read_text().replace('"model": "m"', '"model": "gone"'))
     await chooser.set_input_files(file)
     await page.button("Take me along", exact=False).first.click()
     await page.says("Hello, world!")
+    await expect(page.page.get_by_role("combobox", name="Model")).to_have_value("m")
+    await page.ask("And now?")
+    await expect(page.page.get_by_role("article", name="Answer")).to_have_count(2)
+    await page.is_done()
+    await page.says("Hello, world!")
+
+
+async def test_escape_in_the_list_leaves_an_answer_alone(page: Page, models: Models) -> None:
+    more_comes = asyncio.Event()
+    end = [TextDelta((2,), " end.", FinishReason.STOP)]
+    models.chat.steps = [[TextDelta((1,), "An")], more_comes, end]
+    await page.open()
+    await page.ask("Long?")
+    await page.says("An")
+    keys = page.page.keyboard
+    await more(page, "Long?", "Rename")
+    await expect(page.page.get_by_label("Name of the conversation")).to_be_focused()
+    await keys.press("Escape")
+    opener = page.page.get_by_label("More about Long?", exact=True)
+    await expect(opener).to_be_focused()
+    await keys.press("Enter")
+    await expect(page.button("Rename")).to_be_visible()
+    await keys.press("Escape")
+    await expect(page.button("Rename")).to_have_count(0)
+    await page.page.get_by_label("Search the conversations").focus()
+    await keys.press("Escape")
+    await expect(page.page.get_by_label("Search the conversations")).not_to_be_focused()
+    more_comes.set()
+    await page.says("An end.")

@@ -51,6 +51,20 @@ async def test_own_texts_are_classified_with_a_threshold_and_saved(
     assert small[2] != large[2]
 
 
+async def test_a_classification_that_is_left_ends(page: Page) -> None:
+    async def hold(_: Route) -> None:
+        pass
+
+    await page.page.route("**/v1/classify", hold)
+    await page.open("classify")
+    await page.page.get_by_text("Many texts").click()
+    await page.page.get_by_label("Texts, one a line").fill("one")
+    async with page.page.expect_request("**/v1/classify"):
+        await page.button("Classify").click()
+    async with page.page.expect_event("requestfailed"):
+        await page.page.get_by_text("One text, in pieces").click()
+
+
 async def test_own_texts_are_searched_and_saved(page: Page, models: Models, tmp_path: Path) -> None:
     await page.open("search")
     await page.page.get_by_text("Your own texts").click()
@@ -86,6 +100,20 @@ async def test_a_base_model_goes_on_with_a_text_that_is_kept(page: Page, models:
     await page.button("Undo").click()
     await expect(text).to_have_value("Once")
     await expect(page.page.get_by_label("System prompt")).to_have_count(0)
+
+
+async def test_a_base_model_leaves_conversations_readable(page: Page, models: Models) -> None:
+    await page.open()
+    await page.ask_anew("Hello?")
+    models.chat.description = replace(models.chat.description, has_chat_template=False)
+    await page.page.reload()
+    await page.says("Hello, world!")
+    for name in ("Edit", "Answer again", "Send"):
+        await expect(page.button(name)).to_have_count(0)
+    await page.button("Go on with a text").click()
+    await expect(page.page.get_by_label("Text to continue")).to_be_focused()
+    await page.button("Hello?", exact=False).first.click()
+    await page.says("Hello, world!")
 
 
 async def test_the_demo_model_says_what_it_is_and_shows_what_it_can_do(page: Page) -> None:

@@ -83,9 +83,13 @@ async def test_two_answers_to_one_question_stand_next_to_each_other(
             1.0: ["Which?", "One.", "And then?"],
             0.5: ["Which?", "Other end.", "And then?"],
         }
-        await left.last.get_by_role("button", name="Answer again").click()
+        # An earlier answer is one that the later question goes on from.
+        again = left.get_by_role("button", name="Answer again")
+        await expect(again).to_have_count(1)
+        await again.click()
         await expect(left.last).to_contain_text("Anew.")
         await expect(right.last).to_contain_text("Brief.")
+        await expect(right.first).to_contain_text("Other end.")
         await page.page.reload()
         await expect(right.first).to_contain_text("Other end.")
         page.check_quiet()

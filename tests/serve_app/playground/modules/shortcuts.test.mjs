@@ -27,6 +27,11 @@ test("a digit shows a tab that there is", () => {
   assert.equal(meaningOf({ key: "0" }, OUTSIDE), null);
 });
 
-test("Escape leaves, in text boxes too, and whatever is turned off", () => {
-  assert.deepEqual(meaningOf({ key: "Escape" }, { ...OUTSIDE, isTyping: true, isOff: true }), { leave: true });
+test("Escape leaves a text box, and stops the answer outside of all but the message's, whatever is turned off", () => {
+  for (const isOff of [false, true]) {
+    const meaning = (now) => meaningOf({ key: "Escape" }, { ...OUTSIDE, isOff, ...now });
+    assert.deepEqual(meaning({ isTyping: true }), { leave: true });
+    assert.deepEqual(meaning({ isTyping: true, isMessage: true }), { press: "Escape" });
+    assert.deepEqual(meaning({}), { press: "Escape" });
+  }
 });
