@@ -336,10 +336,10 @@ def test_a_file_without_keys_does_not_open_a_server_that_asks_for_one(
     running = details("RUNNING", 1.0)
     running["applications"]["raystream"]["deployed_app_config"] = started_with
     api.details = running
+    api.after_put = [details("RUNNING", 2.0)]
     with pytest.raises(OperateError, match=r"asks for keys, and .* has none: write `auth: (.*)` u"):
         operate.deploy(shipped(tmp_path / "a"), told.append, {})
     assert api.put == []
-    api.after_put = [details("RUNNING", 2.0)]
     operate.deploy(shipped(tmp_path / "a", auth={"api_keys": [KEY]}), told.append, {})
     api.details = running
     api.after_put = [details("RUNNING", 3.0)]

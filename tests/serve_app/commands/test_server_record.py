@@ -127,7 +127,7 @@ def test_a_driver_without_a_supervisor_has_no_record(
 def test_a_driver_writes_into_no_other_server_s_record_that_has_its_parent_s_number(
     parent: Path, is_held_elsewhere: bool
 ) -> None:
-    other = parent / "raystream-aaaaaaaa"
+    other = parent / "raystream-00000000"  # which is read first
     other.mkdir()
     with ExitStack() as stack:
         lock = stack.enter_context(hold_record(other, ["serve", "run", "old.yaml"]))
