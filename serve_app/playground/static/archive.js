@@ -2,13 +2,14 @@
 // live until the page is left.
 //
 // A turn is a record of its own: a growing answer rewrites itself and not the pictures beside it, and two browser
-// tabs that show a conversation don't write over each other's turns.
+// tabs that show a conversation don't write over each other's turns. Its key names its conversation too, so a file
+// that is imported can't take the turns of another conversation.
 
 import { messagesOf } from "./answer.js";
-import { matcher, pathTo, titleOf } from "./tree.js";
+import { matcher, pathTo, show, titleOf } from "./tree.js";
 
 const NAME = "raystream";
-const VERSION = 1;
+const VERSION = 2;
 const STORES = /** @type {const} */ (["conversations", "turns"]);
 
 /**
@@ -27,9 +28,22 @@ const result = (request) =>
 /** @returns {Promise<IDBDatabase>} */
 function opened(factory) {
   const request = factory.open(NAME, VERSION);
-  request.onupgradeneeded = () => {
-    request.result.createObjectStore("conversations", { keyPath: "id" });
-    request.result.createObjectStore("turns", { keyPath: "id" }).createIndex("conversation", "conversation");
+  request.onupgradeneeded = ({ oldVersion }) => {
+    const database = request.result;
+    const createTurns = (records) => {
+      const turns = database.createObjectStore("turns", { keyPath: ["conversation", "id"] });
+      turns.createIndex("conversation", "conversation");
+      for (const record of records) turns.put(record);
+    };
+    if (!oldVersion) {
+      database.createObjectStore("conversations", { keyPath: "id" });
+      return createTurns([]);
+    }
+    const before = request.transaction.objectStore("turns").getAll(); // of version 1, whose key is `id` alone
+    before.onsuccess = () => {
+      database.deleteObjectStore("turns");
+      createTurns(before.result);
+    };
   };
   return result(request);
 }
@@ -49,7 +63,20 @@ const newestFirst = (one, other) => other.changedMs - one.changedMs;
 const byOrder = (one, other) => one.order - other.order;
 
 /** @param {Conversation} conversation */
-const summaryOf = ({ turns, ...rest }) => ({ ...rest, shownTitle: titleOf({ ...rest, turns }) });
+export const summaryOf = ({ turns, ...rest }) => ({ ...rest, shownTitle: titleOf({ ...rest, turns }) });
+
+/** @param {Conversation} conversation @param {Turn} turn */
+const recordOf = ({ id, turns }, turn) => ({ ...plain(turn), conversation: id, order: turns.indexOf(turn) });
+
+/** @returns {Conversation} Of what is stored. */
+function restored({ shownTitle, ...summary }, records) {
+  const turns = records.sort(byOrder).map(({ conversation, order, ...turn }) => turn);
+  const found = { ...summary, turns };
+  // Another browser tab may have gone on after the head, or the head was not stored.
+  const head = turns.find(({ id }) => id === found.head) ?? turns.at(-1);
+  if (head) show(found, head);
+  return withRequests(found);
+}
 
 class Archive {
   isKept = true;
@@ -68,16 +95,8 @@ class Archive {
   async read(id) {
     const transaction = this.database.transaction(STORES);
     const turns = result(transaction.objectStore("turns").index("conversation").getAll(id));
-    const { shownTitle, ...summary } = (await result(transaction.objectStore("conversations").get(id))) ?? {};
-    if (!summary.id) return null;
-    const stored = (await turns).sort(byOrder).map(({ conversation, order, ...turn }) => turn);
-    return withRequests({ ...summary, turns: stored });
-  }
-
-  /** @returns {Promise<Conversation[]>} The newest first. */
-  async all() {
-    const found = await Promise.all((await this.list()).map(({ id }) => this.read(id)));
-    return found.filter((each) => each !== null);
+    const summary = await result(transaction.objectStore("conversations").get(id));
+    return summary ? restored(summary, await turns) : null;
   }
 
   /**
@@ -86,13 +105,10 @@ class Archive {
    * @param {Iterable<Turn>} changed
    * @throws {DOMException} The browser's storage is full.
    */
-  async write(conversation, changed = conversation.turns) {
+  async write(conversation, changed) {
     const transaction = this.database.transaction(STORES, "readwrite");
     transaction.objectStore("conversations").put(summaryOf(conversation));
-    for (const turn of changed) {
-      const place = { conversation: conversation.id, order: conversation.turns.indexOf(turn) };
-      transaction.objectStore("turns").put({ ...plain(turn), ...place });
-    }
+    for (const turn of changed) transaction.objectStore("turns").put(recordOf(conversation, turn));
     transaction.commit(); // a page that is being left has no time to wait for the writes
     await finished(transaction);
   }
@@ -168,23 +184,21 @@ export function withRequests(conversation) {
 /** The same without a database. */
 export class TransientArchive {
   isKept = false;
-  #all = /** @type {Map<string, Conversation>} */ (new Map());
+  #all = /** @type {Map<string, {summary: Summary, turns: Map<string, any>}>} */ (new Map());
 
   async list() {
-    return [...this.#all.values()].map(summaryOf).sort(newestFirst);
+    return Array.from(this.#all.values(), ({ summary }) => ({ ...summary })).sort(newestFirst);
   }
 
   async read(id) {
     const found = this.#all.get(id);
-    return found ? withRequests(structuredClone({ ...found, turns: found.turns.map(plain) })) : null;
+    return found ? restored(structuredClone(found.summary), structuredClone([...found.turns.values()])) : null;
   }
 
-  async all() {
-    return Promise.all((await this.list()).map(({ id }) => this.read(id)));
-  }
-
-  async write(conversation) {
-    this.#all.set(conversation.id, conversation);
+  async write(conversation, changed) {
+    const turns = this.#all.get(conversation.id)?.turns ?? new Map();
+    for (const turn of changed) turns.set(turn.id, structuredClone(recordOf(conversation, turn)));
+    this.#all.set(conversation.id, { summary: structuredClone(summaryOf(conversation)), turns });
   }
 
   async remove(id) {
@@ -193,7 +207,8 @@ export class TransientArchive {
 
   async find(query) {
     const isFound = matcher(query);
-    const holds = (each) => isFound(titleOf(each)) || each.turns.some(({ text }) => isFound(text));
-    return new Set([...this.#all.values()].filter(holds).map(({ id }) => id));
+    const holds = ({ summary, turns }) =>
+      isFound(summary.shownTitle) || [...turns.values()].some(({ text }) => isFound(text));
+    return new Set([...this.#all.values()].filter(holds).map(({ summary }) => summary.id));
   }
 }

@@ -23,8 +23,13 @@ function useConversations() {
   useEffect(() => {
     it.current.load();
     const leave = () => it.current.leave();
+    const comeBack = ({ persisted }) => persisted && it.current.load();
     addEventListener("pagehide", leave);
-    return () => removeEventListener("pagehide", leave);
+    addEventListener("pageshow", comeBack);
+    return () => {
+      removeEventListener("pagehide", leave);
+      removeEventListener("pageshow", comeBack);
+    };
   }, []);
   return it.current;
 }

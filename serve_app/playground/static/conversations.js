@@ -4,33 +4,27 @@
 // once more when the page is left: to the browser's storage, which keeps it even if the tab is gone at once.
 
 import { messagesOf, newTurn, runAnswer, spoken } from "./answer.js";
-import { openArchive } from "./archive.js";
+import { openArchive, withRequests } from "./archive.js";
 import { forgetUnsaved, keepUnsaved, merged, readUnsaved } from "./journal.js";
+import { Keeper } from "./keeper.js";
 import { DEFAULTS, fieldsOf } from "./options.js";
 import { tabStorage } from "./storage.js";
-import { exported, imported } from "./transfer.js";
+import { imported } from "./transfer.js";
 import { append, newConversation, pathTo, show, shownOf, titleOf, versionsOf } from "./tree.js";
 
-/** @typedef {import("./tree.js").Conversation} Conversation @typedef {import("./answer.js").Turn} Turn */
+/**
+ * @typedef {import("./tree.js").Conversation} Conversation
+ * @typedef {import("./answer.js").Turn} Turn
+ * @typedef {import("./keeper.js").Told} Told
+ */
 
 const CURRENT = "raystream-conversation";
-const CHANGED = "raystream-conversations";
-const WRITE_MS = 500;
 
-export class Conversations {
-  problem = "";
-  list = /** @type {import("./archive.js").Summary[]} */ ([]);
+export class Conversations extends Keeper {
   /** What was deleted last and can come back. */
   deleted = /** @type {Conversation[]} */ ([]);
   /** Whether the browser keeps conversations. */
   isKept = true;
-  /** Ids of conversations that were deleted here; an answer that still ends does not bring them back. */
-  #gone = new Set();
-  #archive;
-  #dirty = /** @type {Map<Conversation, Set<Turn>>} */ (new Map());
-  #running = /** @type {Map<Conversation, {turn: Turn, aborting: AbortController}>} */ (new Map());
-  #timer = 0;
-  #others = "BroadcastChannel" in globalThis ? new BroadcastChannel(CHANGED) : null;
 
   /**
    * @param {() => void} onChange
@@ -38,23 +32,27 @@ export class Conversations {
    * @param {ReturnType<openArchive>} archive
    */
   constructor(onChange, announce, archive = openArchive()) {
-    Object.assign(this, { onChange, announce });
-    this.#archive = archive;
+    super(onChange, archive);
+    this.announce = announce;
     this.current = newConversation(DEFAULTS);
-    if (this.#others) this.#others.onmessage = () => this.#relist();
+    if (this.others) this.others.onmessage = ({ data }) => this.#follow(data ?? {});
   }
 
-  /** Load what the browser keeps; show the conversation that this browser tab has shown. */
+  /**
+   * Load what the browser keeps; show the conversation that this browser tab has shown. To be called again when the
+   * browser brings the page back as it was left.
+   */
   async load() {
-    const archive = await this.#archive;
+    const archive = await this.archive;
     this.isKept = archive.isKept;
     for (const unsaved of readUnsaved()) {
-      await this.#write(merged(await archive.read(unsaved.id), unsaved, true), unsaved.turns);
+      const whole = withRequests(merged(await this.read(unsaved.id), structuredClone(unsaved), true));
+      const ids = new Set(unsaved.turns.map(({ id }) => id));
+      if (await this.write(whole, whole.turns.filter(({ id }) => ids.has(id)))) forgetUnsaved([unsaved]);
     }
-    forgetUnsaved();
-    const found = await archive.read(tabStorage.read(CURRENT));
+    const found = await this.read(tabStorage.read(CURRENT));
     if (found && !this.current.turns.length) this.#show(found);
-    await this.#relist();
+    await this.relist();
   }
 
   get turns() {
@@ -65,12 +63,12 @@ export class Conversations {
     return this.current.options;
   }
   get isBusy() {
-    return this.#running.has(this.current);
+    return this.running.has(this.current);
   }
 
   /** @param {string} id Of a conversation. */
   isRunning(id) {
-    return [...this.#running.keys()].some((each) => each.id === id);
+    return [...this.running.keys()].some((each) => each.id === id);
   }
 
   /** @param {Turn} turn @returns {Turn[]} It and the turns in its place: edits of it, or other answers. */
@@ -78,7 +76,7 @@ export class Conversations {
 
   setOptions = (options) => {
     this.current.options = options;
-    if (this.current.turns.length) this.#note(this.current);
+    if (this.current.turns.length) this.note(this.current);
     this.onChange();
   };
 
@@ -104,12 +102,12 @@ export class Conversations {
     this.#run(this.current, turn);
   }
 
-  stop = () => this.#running.get(this.current)?.aborting.abort();
+  stop = () => this.running.get(this.current)?.aborting.abort();
 
   /** Show another version of a turn. */
   showVersion = (turn) => {
     show(this.current, turn);
-    this.#note(this.current);
+    this.note(this.current);
     this.flush();
     const versions = this.versionsOf(turn);
     this.announce(`Version ${versions.indexOf(turn) + 1} of ${versions.length}.`);
@@ -125,9 +123,8 @@ export class Conversations {
   /** @param {string} id */
   async open(id) {
     await this.flush();
-    const live = [...this.#running.keys()].find((each) => each.id === id);
-    const found = live ?? (await (await this.#archive).read(id));
-    if (!found) return this.#relist();
+    const found = await this.read(id);
+    if (!found) return this.relist();
     this.#show(found);
     return this.announce(`${titleOf(found)}.`);
   }
@@ -135,49 +132,36 @@ export class Conversations {
   /** @param {string} id @param {string} title */
   async rename(id, title) {
     await this.flush();
-    const live = [this.current, ...this.#running.keys()].filter((each) => each.id === id);
-    const found = live[0] ?? (await (await this.#archive).read(id));
+    const live = this.live().filter((each) => each.id === id);
+    const found = live[0] ?? (await (await this.archive).read(id));
     if (!found) return;
     for (const each of [found, ...live]) each.title = title.trim();
-    await this.#write(found, []);
-    await this.#relist(true);
+    await this.write(found, []);
+    await this.relist({});
   }
 
   /** Delete conversations; `undo` brings the last ones back. */
   async remove(ids) {
     await this.flush();
-    const found = await Promise.all(ids.map(async (id) => (await this.#archive).read(id)));
-    this.deleted = found.filter((each) => each !== null);
-    for (const id of ids) {
-      this.#gone.add(id);
-      for (const [running, { aborting }] of this.#running) if (running.id === id) aborting.abort();
-      await (await this.#archive).remove(id);
-    }
-    if (ids.includes(this.current.id)) this.#show(newConversation(this.options));
+    this.deleted = await this.whole(ids);
+    this.#close(ids);
+    for (const id of ids) await (await this.archive).remove(id);
     this.announce(this.deleted.length === 1 ? `Deleted ${titleOf(this.deleted[0])}.` : "Deleted all conversations.");
-    await this.#relist(true);
+    await this.flush(); // there may be room now for what could not be written
+    await this.relist({ removed: ids });
   }
 
+  /** Bring back what was deleted last; what can't be written can be brought back again. */
   async undo() {
+    const ids = this.deleted.map(({ id }) => id);
+    const failed = [];
     for (const each of this.deleted) {
-      this.#gone.delete(each.id);
-      await this.#write(each, each.turns);
+      this.gone.delete(each.id);
+      if (!(await this.write(each, each.turns))) failed.push(each);
     }
-    this.announce("Restored.");
-    this.deleted = [];
-    await this.#relist(true);
-  }
-
-  /** @param {string} query @returns {Promise<Set<string>>} Ids. */
-  async find(query) {
-    await this.flush();
-    return (await this.#archive).find(query);
-  }
-
-  /** @param {string} [id] All conversations without it. @returns {Promise<string>} The file's text. */
-  async export(id) {
-    await this.flush();
-    return exported(id ? [await (await this.#archive).read(id)] : await (await this.#archive).all());
+    this.deleted = failed;
+    if (!failed.length) this.announce("Restored.");
+    await this.relist({ restored: ids });
   }
 
   /**
@@ -188,30 +172,23 @@ export class Conversations {
   async import(text) {
     const found = imported(text);
     await this.flush();
+    let isWritten = true;
     for (const each of found) {
-      const here = merged(await (await this.#archive).read(each.id), each, false);
-      this.#gone.delete(each.id);
-      await this.#write(here, here.turns);
-      if (each.id === this.current.id && !this.isBusy) this.current = await (await this.#archive).read(each.id);
+      const here = merged(await this.read(each.id), each, false);
+      this.gone.delete(each.id);
+      isWritten = (await this.write(here, here.turns)) && isWritten;
+      if (each.id === this.current.id && !this.isBusy) this.current = await this.read(each.id);
     }
-    this.announce(`${found.length} conversations imported.`);
-    await this.#relist(true);
+    if (isWritten) this.announce(`${found.length} conversations imported.`);
+    await this.relist({ restored: found.map(({ id }) => id) });
     return found.length;
-  }
-
-  /** Write what has changed. */
-  async flush() {
-    clearTimeout(this.#timer);
-    this.#timer = 0;
-    const dirty = [...this.#dirty];
-    this.#dirty.clear();
-    for (const [conversation, turns] of dirty) await this.#write(conversation, turns);
   }
 
   /** The page is left: stop its answers, and keep what has come. */
   leave() {
-    for (const { aborting } of this.#running.values()) aborting.abort();
-    keepUnsaved(Array.from(this.#running, ([conversation, { turn }]) => [conversation, turn]));
+    for (const { aborting } of this.running.values()) aborting.abort();
+    const running = [...this.running].filter(([{ id }]) => !this.gone.has(id));
+    keepUnsaved(running.map(([conversation, { turn }]) => [conversation, turn]));
     this.flush();
   }
 
@@ -235,59 +212,60 @@ export class Conversations {
       return false;
     }
     append(current, parent, [...added, turn]);
-    this.#note(current, ...added, turn);
+    this.note(current, ...added, turn);
     tabStorage.write(CURRENT, current.id);
-    this.flush().then(() => this.#relist(true));
+    this.flush().then(() => this.relist({}));
     this.#run(current, turn);
     return true;
   }
 
   /** Stream an answer. A conversation has one at a time: an answer that still runs is stopped. */
   async #run(conversation, turn) {
-    this.#running.get(conversation)?.aborting.abort();
+    this.running.get(conversation)?.aborting.abort();
     const running = { turn, aborting: new AbortController() };
-    this.#running.set(conversation, running);
+    this.running.set(conversation, running);
     this.problem = "";
     this.announce("The answer begins.");
     await runAnswer(turn, {
       signal: running.aborting.signal,
       onChange: () => {
-        this.#note(conversation, turn);
+        this.note(conversation, turn);
         this.onChange();
       },
       onNotice: this.announce,
     });
-    if (this.#running.get(conversation) === running) {
-      this.#running.delete(conversation);
+    if (this.running.get(conversation) === running) {
+      this.running.delete(conversation);
       if (conversation === this.current) this.announce(spoken(turn));
     }
-    this.#note(conversation, turn);
+    this.note(conversation, turn);
     await this.flush();
-    await this.#relist(true);
+    await this.relist({});
   }
 
-  /** Have a conversation, and turns of it, written soon. */
-  #note(conversation, ...turns) {
-    const noted = this.#dirty.get(conversation) ?? new Set();
-    for (const turn of turns) noted.add(turn);
-    this.#dirty.set(conversation, noted);
-    this.#timer ||= setTimeout(() => this.flush(), WRITE_MS);
+  /** Let go of conversations that are deleted. */
+  #close(ids) {
+    for (const id of ids) this.gone.add(id);
+    for (const [{ id }, { aborting }] of this.running) if (ids.includes(id)) aborting.abort();
+    for (const each of this.dirty.keys()) if (ids.includes(each.id)) this.dirty.delete(each);
+    if (ids.includes(this.current.id)) this.#show(newConversation(this.options));
   }
 
-  async #write(conversation, turns) {
-    if (this.#gone.has(conversation.id)) return;
-    try {
-      await (await this.#archive).write(conversation, turns);
-    } catch (error) {
-      this.problem = `The browser does not keep this conversation (${error.name}): export it, or delete others.`;
-      this.onChange();
+  /**
+   * Do as another browser tab has done.
+   * @param {Told} told
+   */
+  async #follow({ removed = [], restored = [] }) {
+    for (const id of restored) this.gone.delete(id);
+    const isShown = removed.includes(this.current.id);
+    this.#close(removed);
+    if (isShown) {
+      this.problem = "The conversation was deleted in another browser tab; Undo there brings it back.";
+      this.announce(this.problem);
     }
-  }
-
-  async #relist(isOurs = false) {
-    if (isOurs) this.#others?.postMessage(null);
-    this.list = await (await this.#archive).list();
-    this.onChange();
+    await this.relist();
+    const titles = new Map(this.list.map(({ id, title }) => [id, title]));
+    for (const each of this.live()) each.title = titles.get(each.id) ?? each.title;
   }
 
   /** @param {Conversation} conversation */

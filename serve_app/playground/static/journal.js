@@ -27,19 +27,31 @@ export function readUnsaved() {
   }
 }
 
-export const forgetUnsaved = () => browserStorage.write(UNSAVED, "");
+/** @param {Conversation[]} taken As they were read; what a page has kept since then stays. */
+export function forgetUnsaved(taken) {
+  const texts = new Set(taken.map((each) => JSON.stringify(each)));
+  const left = readUnsaved().filter((each) => !texts.has(JSON.stringify(each)));
+  browserStorage.write(UNSAVED, left.length ? JSON.stringify(left) : "");
+}
 
 /**
  * Return a conversation with the turns of another copy of it.
  * @param {Conversation | null} here
  * @param {Conversation} other
- * @param {boolean} isNewer Whether the other copy's turns replace ours; otherwise it only adds those that lack.
+ * @param {boolean} isNewer Whether the other copy's turns replace ours that have come no further; otherwise it only
+ * adds those that lack.
  * @returns {Conversation}
  */
 export function merged(here, other, isNewer) {
   if (!here) return other;
   const known = new Set(here.turns.map(({ id }) => id));
   const others = new Map(isNewer ? other.turns.map((turn) => [turn.id, turn]) : []);
-  const turns = here.turns.map((turn) => others.get(turn.id) ?? turn);
+  const turns = here.turns.map((turn) => {
+    const theirs = others.get(turn.id);
+    return theirs && turn.state !== "complete" && reach(theirs) >= reach(turn) ? theirs : turn;
+  });
   return { ...here, turns: [...turns, ...other.turns.filter(({ id }) => !known.has(id))] };
 }
+
+/** @param {Turn} turn */
+const reach = ({ text, reasoning }) => text.length + reasoning.length;

@@ -1,6 +1,7 @@
 // Conversations as a file: what an export holds, and what of an import is believed.
 
 import { newTurn } from "./answer.js";
+import { plain } from "./archive.js";
 import { newId } from "./tree.js";
 
 const FORMAT = "raystream-conversations";
@@ -13,11 +14,17 @@ const FINISHED = new Set(["complete", "stopped", "failed"]);
 export class ImportError extends Error {}
 
 /** @param {import("./tree.js").Conversation[]} conversations @returns {string} JSON. */
-export const exported = (conversations) =>
-  `${JSON.stringify({ format: FORMAT, version: VERSION, conversations }, null, 1)}\n`;
+export function exported(conversations) {
+  // An answer's request repeats all turns before it.
+  const slim = conversations.map((each) => ({
+    ...each, turns: each.turns.map((turn) => ({ ...plain(turn), body: null })),
+  }));
+  return `${JSON.stringify({ format: FORMAT, version: VERSION, conversations: slim }, null, 1)}\n`;
+}
 
 /**
- * Return the conversations of an export. What is missing or of another type takes its default.
+ * Return the conversations of an export. What is missing or of another type takes its default; a conversation
+ * without turns is left out.
  * @param {string} text
  * @returns {import("./tree.js").Conversation[]}
  * @throws {ImportError} It is no export of this page.
@@ -35,7 +42,7 @@ export function imported(text) {
   if (found.version !== VERSION) {
     throw new ImportError(`The file has version ${found.version}; this page reads version ${VERSION}.`);
   }
-  return found.conversations.map(conversationOf);
+  return found.conversations.map(conversationOf).filter(({ turns }) => turns.length);
 }
 
 function conversationOf(given) {
@@ -63,16 +70,16 @@ function conversationOf(given) {
 
 function turnOf(given) {
   const turn = newTurn(string(given?.role), string(given?.text));
-  const files = list(given?.files).map(({ name, text } = {}) => ({ name: string(name), text: string(text) }));
-  const calls = list(given?.calls).map((call = {}) => ({
-    id: string(call.id), name: string(call.name), arguments: string(call.arguments), result: string(call.result),
+  const files = list(given?.files).map((each) => ({ name: string(each?.name), text: string(each?.text) }));
+  const calls = list(given?.calls).map((each) => ({
+    id: string(each?.id), name: string(each?.name), arguments: string(each?.arguments), result: string(each?.result),
   }));
   const usage = given?.usage;
   return {
     ...turn,
     id: string(given?.id) || turn.id,
     parent: string(given?.parent),
-    images: list(given?.images).filter((uri) => PICTURE.test(uri)),
+    images: list(given?.images).filter((uri) => PICTURE.test(string(uri))),
     files,
     calls,
     callId: string(given?.callId),

@@ -127,6 +127,16 @@ async def test_conversations_travel_in_a_file(page: Page, tmp_path: Path) -> Non
     await chooser.set_input_files(file)
     await page.button("Take me along", exact=False).first.click()
     await page.says("Hello, world!")
+    # The same turns in another conversation are turns of that one too; ours keeps its own.
+    copy = json.loads(file.read_text())
+    copy["conversations"][0] |= {"id": "other", "title": "Another"}
+    await chooser.set_input_files(
+        {"name": "x.json", "mimeType": "application/json", "buffer": json.dumps(copy).encode()}
+    )
+    await page.button("Another", exact=False).first.click()
+    await page.says("Hello, world!")
+    await page.button("Take me along", exact=False).first.click()
+    await page.says("Hello, world!")
     await expect(page.page.get_by_role("combobox", name="Model")).to_have_value("m")
     await page.ask("And now?")
     await expect(page.page.get_by_role("article", name="Answer")).to_have_count(2)
@@ -156,3 +166,68 @@ async def test_escape_in_the_list_leaves_an_answer_alone(page: Page, models: Mod
     await expect(page.page.get_by_label("Search the conversations")).not_to_be_focused()
     more_comes.set()
     await page.says("An end.")
+
+
+STORED_BEFORE = """() => new Promise((done, fail) => {
+  indexedDB.deleteDatabase("raystream");
+  const request = indexedDB.open("raystream", 1);
+  request.onerror = () => fail(request.error);
+  request.onupgradeneeded = () => {
+    const database = request.result;
+    database.createObjectStore("conversations", { keyPath: "id" }).put({
+      id: "c", title: "", shownTitle: "Kept?", createdMs: 1, changedMs: 1, head: "a", options: {},
+    });
+    const turns = database.createObjectStore("turns", { keyPath: "id" });
+    turns.createIndex("conversation", "conversation");
+    const turn = {
+      conversation: "c", images: [], files: [], reasoning: "", calls: [], callId: "", marks: [],
+      waiting: "", state: "complete", error: null, usage: null, finish: "", body: null, system: "",
+      timing: { sentMs: 0, firstMs: 0, lastMs: 0, firstTokens: 0 }, model: "m",
+    };
+    turns.put({ ...turn, id: "q", parent: "", role: "user", text: "Kept?", order: 0 });
+    turns.put({ ...turn, id: "a", parent: "q", role: "assistant", text: "Kept.", order: 1 });
+  };
+  request.onsuccess = () => done(request.result.close());
+})"""
+
+
+async def test_what_an_earlier_page_has_stored_is_there(page: Page) -> None:
+    await page.open()
+    await page.page.evaluate(STORED_BEFORE)
+    await page.page.reload()
+    await page.button("Kept?", exact=False).first.click()
+    await page.says("Kept.")
+
+
+async def test_two_tabs_go_on_with_one_conversation_and_one_deletes_it(
+    page: Page, models: Models
+) -> None:
+    models.chat.scripts = [
+        [[TextDelta((1,), text, FinishReason.STOP)]] for text in ("One.", "Two.")
+    ]
+    await page.open()
+    await page.ask_anew("First")
+    one = page.page
+    page.page = other = await one.context.new_page()
+    await page.open()
+    await page.button("First", exact=False).first.click()
+    await page.ask("Second")
+    await page.says("Two.")
+    await page.is_done()
+    await more(page, "First", "Rename")
+    await page.page.get_by_label("Name of the conversation").fill("Renamed")
+    await page.page.keyboard.press("Enter")
+    page.page = one
+    await expect(listed(page)).to_contain_text("Renamed")
+    await page.page.get_by_label("Temperature").fill("0.5")
+    await page.page.reload()
+    await page.says("Two.")
+    await expect(listed(page)).to_contain_text("Renamed")
+    page.page = other
+    await more(page, "Renamed", "Delete")
+    page.page = one
+    await expect(page.page.get_by_role("alert")).to_contain_text("deleted in another browser tab")
+    await expect(listed(page)).to_have_count(0)
+    await other.get_by_role("button", name="Undo").click()
+    await page.button("Renamed", exact=False).first.click()
+    await page.says("Two.")
