@@ -79,7 +79,7 @@ def test_a_change_of_the_packages_is_installed_by_whichever_target_comes_next(
 
 def test_pre_commit_runs_what_make_check_runs() -> None:
     made = subprocess.run(
-        ["make", "--dry-run", "--always-make", "check"],
+        ["make", "--no-print-directory", "--dry-run", "--always-make", "check"],
         cwd=ROOT,
         check=True,
         capture_output=True,

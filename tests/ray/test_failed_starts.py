@@ -1,10 +1,7 @@
 """`make serve` with a model that can't be served: one line says why, and nothing is left."""
 
 import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,49 +14,19 @@ pytestmark = pytest.mark.slow
 SERVE_S_ATTEMPTS = 3
 LAST = "The application did not start: "
 
-Damage = Callable[[dict[str, Any], Path], None]
 
-
-def truncate(model: dict[str, Any], folder: Path) -> None:
-    model["source"] = str(shutil.copytree(ROOT / "models/pydoc-chat", folder / "truncated"))
-    weights = folder / "truncated/model.safetensors"
-    os.truncate(weights, weights.stat().st_size // 2)
-
-
-def misname(model: dict[str, Any], folder: Path) -> None:
-    model["source"] = "models/pydoc-chatt"
-
-
-def widen_steps(model: dict[str, Any], folder: Path) -> None:
-    model["max_batched_tokens"] = 10**10  # a step takes some 60 TB
-    model["max_queued_tokens"] = None
-
-
-def want_gpu(model: dict[str, Any], folder: Path) -> None:
-    model["num_gpus"] = 1
-
-
-@pytest.mark.parametrize(
-    ("damage", "advice"),
-    [
-        (misname, "check `source` in the model's entry"),
-        pytest.param(truncate, "its weights are damaged", marks=pytest.mark.soak),
-        pytest.param(
-            widen_steps, "or lower max_model_len or max_batched_tokens", marks=pytest.mark.soak
-        ),
-        pytest.param(want_gpu, "write `num_gpus: auto`", marks=pytest.mark.soak),
-    ],
-)
 def test_a_start_that_fails_ends_with_one_line_that_says_what_to_do(
-    damage: Damage, advice: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
+    """The checks before the start find nothing wrong: only a replica knows what its steps take."""
     document = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     document["http_options"]["port"] = free_port()
     application = document["applications"][0]
     application["args"]["models"] = [model := application["args"]["models"][0]]
     names = ("Ingress", model["id"])
     application["deployments"] = [it for it in application["deployments"] if it["name"] in names]
-    damage(model, tmp_path)
+    model["max_batched_tokens"] = 10**10  # a step takes some 60 TB
+    model["max_queued_tokens"] = None
     path = tmp_path / "serve_config.yaml"
     path.write_text(yaml.safe_dump(document))
     environment = {**os.environ, "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
@@ -71,7 +38,7 @@ def test_a_start_that_fails_ends_with_one_line_that_says_what_to_do(
         screen = server.log.read_text()
         (told,) = [line for line in screen.splitlines() if line.startswith(LAST)]
         assert told.startswith(f"{LAST}pydoc-chat: ")
-        assert advice in told
+        assert "or lower max_model_len or max_batched_tokens" in told
         assert "Traceback" not in screen
         assert screen.count("can't start") < SERVE_S_ATTEMPTS
         assert not server.survivors()

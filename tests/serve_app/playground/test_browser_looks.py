@@ -185,13 +185,18 @@ async def test_shortcuts_are_listed_and_act_outside_of_text_boxes(
     await expect(page.page.get_by_label("Your message")).to_have_value("n?")
     await keys.press("Enter")
     await page.is_done()
+    await expect(page.button("Send")).to_be_visible()  # until then the keys are for the answer
     await keys.press("ArrowUp")
     await expect(page.page.get_by_label("Edit the question")).to_be_focused()
     await keys.press("Escape")
     await keys.press("r")
+    await expect(page.answer).to_contain_text("2 of 2")
     await page.is_done()
+    await expect(page.button("Send")).to_be_visible()
     assert len(models.chat.requests) == 2
+    await expect(page.page.get_by_label("Your message")).to_be_focused()
     await keys.press("Escape")
+    await expect(page.page.get_by_label("Your message")).not_to_be_focused()
     await keys.press("?")
     listed = page.page.get_by_role("dialog", name="Shortcuts")
     await expect(listed).to_contain_text("new chat")
