@@ -1,8 +1,8 @@
 """Where starting replicas say how far they are, for the ingress and for `raystream serve`.
 
 Serve routes no call to a replica that has not started. So a thread of it writes a report into the
-key-value store of Ray's control service once a second, and removes it at the end. One whose process
-was killed stays, and is removed by whoever reads it when it is old.
+key-value store of Ray's control service once a second, and removes it at the end. The report of a
+killed process stays until it is old and the next reader removes it.
 """
 
 import json

@@ -165,7 +165,7 @@ class Applications:
         return await self._current(await self._home_of(model_id), model_id)
 
     async def _current(self, name: str, model_id: str | None) -> Application:
-        """Return an application, asked anew if it is not known to serve the model."""
+        """Return an application, asked again if it is not known to serve the model."""
         async with self._locks[name]:
             found = self._open.get(name)
             if found is None or not found.serves(model_id):
@@ -201,7 +201,7 @@ class Applications:
         return self._open[name]
 
     async def _ask_again(self, name: str) -> None:
-        """Ask an application again while requests go on; look for it anew if it does not answer."""
+        """Ask an application again while requests go on; if it is silent, look for it again."""
         try:
             async with asyncio.timeout(MAX_AGE_S):
                 await self._ask(name)

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
@@ -68,7 +69,7 @@ Backend = HandleGenerationBackend | HandlePoolingBackend
 UNLIMITED: Final = LimitsConfig(
     first_token_timeout_s=None, stall_timeout_s=None, total_timeout_s=None
 )
-"""Nobody else waits; the bounds on one request stay, since memory has bounds, too."""
+"""Without deadlines: no client waits. The bounds on one request stay, as memory has bounds."""
 
 MAX_QUEUED: Final = 2**20
 """More requests than are ever made at once."""
@@ -81,18 +82,21 @@ class _Generator(TextGenerator):
     """A replica whose prompts are not gathered by Serve."""
 
     async def _encode(self, request: GenerationRequest) -> EncodedPrompt | RaystreamError:
-        loop = asyncio.get_running_loop()
-        (encoded,) = await loop.run_in_executor(self._encoding, self._encoder.encode, [request])
-        return encoded
+        return await _encoded(self._encoding, self._encoder.encode, request)
 
 
 class _Pooler(TextPooler):
     """A replica whose texts are not gathered by Serve."""
 
     async def _encode(self, request: PoolingRequest) -> EncodedTexts | RaystreamError:
-        loop = asyncio.get_running_loop()
-        (encoded,) = await loop.run_in_executor(self._encoding, self._encoder.encode, [request])
-        return encoded
+        return await _encoded(self._encoding, self._encoder.encode, request)
+
+
+async def _encoded(
+    executor: Executor, encode: Callable[[list[ItemT]], list[T]], request: ItemT
+) -> T:
+    (encoded,) = await asyncio.get_running_loop().run_in_executor(executor, encode, [request])
+    return encoded
 
 
 class Engine:

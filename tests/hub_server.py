@@ -9,13 +9,14 @@ import hashlib
 import json
 import re
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from tests.threaded_server import answering
 
 COMMIT = "a" * 40
 CHUNK_BYTES = 16 * 1024
@@ -112,14 +113,8 @@ def _etag(file: Path) -> str:
 def serving_hub(folder: Path) -> Iterator[HubServer]:
     """Serve a folder as a repository while the context is open."""
     server = HubServer(folder)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with answering(server):
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from socketserver import StreamRequestHandler, ThreadingTCPServer
-from threading import Thread
+
+from tests.threaded_server import answering
 
 VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 """By which programs find a proxy; most read them in upper case, too."""
@@ -41,11 +42,6 @@ class Refusal(StreamRequestHandler):
 @contextmanager
 def recording_proxy() -> Iterator[RecordingProxy]:
     """Run a proxy."""
-    with RecordingProxy() as proxy:
-        thread = Thread(target=proxy.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield proxy
-        finally:
-            proxy.shutdown()
-            thread.join()
+    proxy = RecordingProxy()
+    with answering(proxy):
+        yield proxy

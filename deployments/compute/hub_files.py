@@ -1,7 +1,7 @@
 """Which files of a hub repository a model is loaded from, and their download before they are read.
 
-transformers downloads them one by one while it loads, and says to nobody but a terminal how far it
-is. Here they are downloaded at once, and counted.
+transformers downloads them one by one while it loads, and only a terminal shows how far it is.
+Here they are downloaded at once, and counted.
 """
 
 import json

@@ -254,7 +254,7 @@ def compose(options: ServeOptions, known: KnownFiles | None = None) -> dict[str,
 
 
 def _key(options: ServeOptions) -> dict[str, Any]:
-    # Whoever starts the server is its operator.
+    # The user who starts the server is its operator.
     return {"name": "default", "sha256": options.api_key_sha256, "scopes": ["operate"]}
 
 

@@ -137,7 +137,7 @@ def hold_record(folder: Path, command: Sequence[str]) -> IO[bytes]:
     draft = folder / f"{LOCK}.new"
     lock = draft.open("wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    draft.replace(folder / LOCK)  # whoever finds it finds it locked
+    draft.replace(folder / LOCK)  # a reader finds it locked, or not at all
     return lock
 
 

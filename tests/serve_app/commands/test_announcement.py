@@ -1,7 +1,6 @@
 import json
 import shlex
 import ssl
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +19,7 @@ from serve_app.commands.announcement import (
 from serve_app.config import ModelConfig
 from tests.offenders import Offenders
 from tests.serve_app.tls_server import certify
+from tests.threaded_server import answering
 
 if TYPE_CHECKING:
     from serve_app.commands.start_screen import StartScreen
@@ -54,12 +54,8 @@ class Answer(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
     server = FakeServer([503, 404, 200])
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(server):
+        yield server
 
 
 def announcement(

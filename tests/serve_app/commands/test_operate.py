@@ -2,7 +2,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import date
@@ -17,6 +16,7 @@ from serve_app.commands import operate, server_record
 from serve_app.commands.compose import BUILDER
 from serve_app.commands.operate import OperateError, with_absolute_paths
 from serve_app.commands.server_record import complete_record, hold_record, own_servers
+from tests.threaded_server import answering
 
 ROOT = Path(__file__).resolve().parents[3]
 TOKEN = "the-token"
@@ -129,12 +129,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
 @pytest.fixture
 def api() -> Iterator[FakeApi]:
     server = FakeApi()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(server):
+        yield server
 
 
 @pytest.fixture
