@@ -36,7 +36,7 @@ from deployments.engine.attention import attention
 from deployments.engine.attention.decode_spans import CALL_COST_BYTES
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
-from deployments.engine.kv_layout import BLOCK_SIZE, KVLayout
+from deployments.plan.kv_layout import BLOCK_SIZE, KVLayout
 
 NUM_LAYERS, NUM_HEADS, NUM_SEQS, MAX_MODEL_LEN = 24, 14, 32, 1024
 SHAPE = KVShape((None,) * NUM_LAYERS, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)

@@ -22,13 +22,13 @@ from rich.table import Table
 
 from benchmarks.cpu_shapes import PYDOC_CHAT, SHAPES, chosen_dtype, load_shape
 from deployments.compute.cpu.memory import keep_freed_memory
+from deployments.contract.sampling_params import SamplingParams
 from deployments.device.device import num_compute_threads
 from deployments.engine.attention.packed_step import PackedStep
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel
 from deployments.engine.replay.decode_replay import DecodeReplay
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 
 TURN = 5

@@ -37,7 +37,9 @@ from benchmarks.gpu.shapes import QWEN_05B
 from benchmarks.pairs import compared
 from benchmarks.random_model import FOLDER
 from deployments.compute.cpu.memory import keep_freed_memory
-from deployments.contract import ChatMessage, GenerationRequest, TextPart
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.messages import ChatMessage, TextPart
+from deployments.contract.sampling_params import SamplingParams
 from deployments.device.device import num_compute_threads
 from deployments.engine.detokenizing.detokenizer import Detokenizer
 from deployments.engine.engine import Engine
@@ -45,7 +47,6 @@ from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, load_model
 from deployments.engine.model.runner import ModelRunner
 from deployments.engine.recovery import sampling_recovery
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.scheduler import Scheduler
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder

@@ -38,11 +38,11 @@ from benchmarks.pairs import compared
 from benchmarks.random_model import loaded_with_tokenizer
 from benchmarks.three_million import three_million
 from deployments.compute.cpu.memory import keep_freed_memory
+from deployments.contract.sampling_params import SamplingParams
 from deployments.device.device import num_cores
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 
 BASELINE = "a14976e"

@@ -22,10 +22,10 @@ from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.device.device import num_cores
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import PackedStep
-from deployments.engine.kv_layout import BLOCK_SIZE, KVLayout
 from deployments.engine.model.loader import prepare_model
 from deployments.engine.model.speedups import find_speedups
 from deployments.engine.model.traced_forward import TracedForward
+from deployments.plan.kv_layout import BLOCK_SIZE, KVLayout
 
 VOCAB_SIZE = 1024
 LENGTH = 64

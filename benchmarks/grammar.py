@@ -18,11 +18,11 @@ from llguidance import LLMatcher
 from rich.console import Console
 
 from benchmarks.pairs import compared
+from deployments.contract.sampling_params import SamplingParams
 from deployments.device.device import num_cores
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import load_model
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 
 FOLDER = Path(__file__).resolve().parent.parent / "models/pydoc-chat"

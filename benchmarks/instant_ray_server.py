@@ -16,7 +16,8 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 
 from benchmarks.instant_server import InstantBackend, InstantStream
-from deployments.contract import Accepted, GenerationRequest, ModelDescription
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.generation import Accepted, GenerationRequest
 from serve_app.config import AppConfig
 from serve_app.ingress import Ingress
 

@@ -14,13 +14,10 @@ from typing import Any, NoReturn
 import uvicorn
 from fastapi import FastAPI
 
-from deployments.contract import (
-    FinishReason,
-    GenerationRequest,
-    ModelDescription,
-    SamplingParams,
-    TextDelta,
-)
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.sampling_params import SamplingParams
 from serve_app import ingress
 from serve_app.config import AppConfig
 

@@ -15,16 +15,16 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen2Config
 
-from deployments.device.memory_budget import (
+from deployments.plan.graph_sizes import MAX_GRAPHS
+from deployments.plan.memory_budget import (
     GIB,
     DeviceMemoryError,
     KVPlan,
     MemoryDemand,
     plan_kv_blocks,
 )
-from deployments.engine.model.memory_demand import memory_demand
-from deployments.engine.replay.graph_sizes import MAX_GRAPHS
-from deployments.model_shape import ModelShape
+from deployments.plan.memory_demand import memory_demand
+from deployments.plan.model_shape import ModelShape
 
 LIVE_TOKENS = 2048
 LENGTHS = (4096, 8192, 16_384, 32_768)

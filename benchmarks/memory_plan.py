@@ -34,15 +34,15 @@ from transformers import (
 
 from benchmarks.gpu.shapes import QWEN_05B
 from benchmarks.random_model import FOLDER
+from deployments.contract.model_spec import ModelSpec, Task
+from deployments.contract.sampling_params import SamplingParams
 from deployments.device.device import CpuDevice
-from deployments.device_share import plan_share
 from deployments.engine.model.loader import load_config
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.placed_engine import place_engine
-from deployments.model_spec import ModelSpec, Task
 from deployments.pooling.model_loader import load_config as load_pooler_config
 from deployments.pooling.placed_pooler import place_pooler
+from deployments.replica.device_share import plan_share
 
 MIB: Final = 2**20
 

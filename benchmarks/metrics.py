@@ -39,8 +39,8 @@ from benchmarks.streaming import (
 )
 from benchmarks.three_million import save_three_million
 from deployments import text_generator
+from deployments.contract.metric_store import Counter
 from deployments.generator.placed_engine import PlacedEngine
-from deployments.metric_store import Counter
 from deployments.text_generator import TextGenerator
 from serve_app import app
 from serve_app.config import AppConfig

@@ -24,14 +24,14 @@ from benchmarks.pairs import compared
 from benchmarks.random_model import loaded_with_tokenizer
 from benchmarks.three_million import three_million
 from deployments.compute.cpu.memory import keep_freed_memory
+from deployments.contract.metric_store import MetricStore
+from deployments.contract.metric_table import GENERATOR
 from deployments.device.device import CpuDevice, num_compute_threads
 from deployments.device.memory_readers import memory_reader
 from deployments.device.monitor import INTERVAL_S, MemoryMonitor
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
-from deployments.metric_store import MetricStore
-from deployments.metric_table import GENERATOR
-from deployments.metrics import MemoryMetrics
+from deployments.replica.metrics import MemoryMetrics
 
 NUM_STREAMS = 32
 PROMPT_TOKENS = 64

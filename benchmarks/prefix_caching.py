@@ -29,12 +29,12 @@ from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.pairs import compared
+from deployments.contract.sampling_params import SamplingParams
 from deployments.device.device import num_cores
 from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, load_model, prepare_model
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 
 FOLDER = Path(__file__).resolve().parent.parent / "models/pydoc-chat"

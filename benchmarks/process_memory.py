@@ -40,11 +40,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.cpu_shapes import PYDOC_CHAT, SHAPES, chosen_dtype
 from benchmarks.random_model import FOLDER
 from deployments.compute.cpu.memory import keep_freed_memory
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, load_model
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 
 MIB: Final = 2**20

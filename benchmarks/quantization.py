@@ -34,11 +34,11 @@ from benchmarks.pairs import compared
 from benchmarks.random_model import FOLDER
 from deployments.compute.cpu.linear.quantization import check_quantization, quantize_model
 from deployments.compute.cpu.memory import keep_freed_memory
+from deployments.contract.sampling_params import SamplingParams
 from deployments.device.device import num_cores
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, load_model, prepare_model
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 from models.training.batches import IGNORED, Renderer
 from models.training.conversations import PHRASINGS, Conversation

@@ -28,11 +28,11 @@ from benchmarks.engine import CPU
 from benchmarks.random_model import FOLDER
 from benchmarks.three_million import config
 from deployments.compute.cpu.memory import keep_freed_memory
+from deployments.contract.output import TokenLogprobs
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, load_model, prepare_model
-from deployments.engine.output import TokenLogprobs
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.tiny_models import FAMILIES, byte_tokenizer
 

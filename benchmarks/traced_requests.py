@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from starlette.types import ASGIApp
 
 from benchmarks.streaming import MODEL
-from deployments.gen_ai_spans import ModelSpans
-from deployments.tracing import SpanKind, Tracer, TracingSettings, open_tracer
+from deployments.contract.gen_ai_spans import ModelSpans
+from deployments.contract.tracing import SpanKind, Tracer, TracingSettings, open_tracer
 from raystream.local_handle import LocalHandle
 from serve_app.backends.generation import HandleGenerationBackend
 from serve_app.config import AppConfig

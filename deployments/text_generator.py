@@ -18,25 +18,9 @@ from typing import TypeVar, TypeVarTuple
 from ray import serve
 
 from deployments.autoscaling import ReplicaLoad
-from deployments.bounded_executor import BoundedExecutor
-from deployments.contract import (
-    Accepted,
-    GenerationEvent,
-    GenerationRequest,
-    InvalidParameterError,
-    ModelDescription,
-    PromptReasoning,
-    Refused,
-    SamplingParams,
-    Started,
-    TokenizedPrompt,
-    TokenizeRequest,
-)
-from deployments.engine.engine import Engine
-from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
-from deployments.engine.output import EngineStats, TextDelta
-from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.errors import (
+from deployments.contract.bounded_executor import BoundedExecutor
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.errors import (
     REFUSALS,
     ContextLengthExceededError,
     InvalidRequestError,
@@ -44,7 +28,24 @@ from deployments.errors import (
     OverloadedError,
     RaystreamError,
 )
-from deployments.gen_ai_spans import ModelSpan, end, recorded
+from deployments.contract.gen_ai_spans import ModelSpan, end, recorded
+from deployments.contract.generation import (
+    Accepted,
+    GenerationEvent,
+    GenerationRequest,
+    Refused,
+    Started,
+    TokenizedPrompt,
+    TokenizeRequest,
+)
+from deployments.contract.metric_table import GENERATOR
+from deployments.contract.output import EngineStats, TextDelta
+from deployments.contract.reasoning_format import PromptReasoning
+from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
+from deployments.contract.user_config import queue_limits, set_batching
+from deployments.engine.engine import Engine
+from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
+from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.admission import Admission, AdmissionLimits, Permit
 from deployments.generator.async_engine import AsyncEngine
 from deployments.generator.brief_prompts import are_brief
@@ -53,13 +54,11 @@ from deployments.generator.description import describe_model
 from deployments.generator.fingerprint import content_digest, model_folder, system_fingerprint
 from deployments.generator.placed_engine import PlacedEngine, place_engine
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
-from deployments.metric_table import GENERATOR
-from deployments.metrics import GeneratorMetrics, StreamClock
-from deployments.model_replica import ModelReplica
-from deployments.probation import Probation, Trial
-from deployments.replica_plan import ReplicaPlan
-from deployments.replica_report import WorkCounts
-from deployments.user_config import queue_limits, set_batching
+from deployments.plan.replica_plan import ReplicaPlan
+from deployments.plan.replica_report import WorkCounts
+from deployments.replica.metrics import GeneratorMetrics, StreamClock
+from deployments.replica.model_replica import ModelReplica
+from deployments.replica.probation import Probation, Trial
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

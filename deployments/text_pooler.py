@@ -14,21 +14,15 @@ from ray import serve
 
 from deployments.autoscaling import ReplicaLoad
 from deployments.compute.work_watch import is_hung
-from deployments.contract import (
-    Pooled,
-    PooledText,
-    PoolerDescription,
-    PoolingEvent,
-    PoolingRequest,
-    Refused,
-    Started,
-)
-from deployments.device_share import log_sizes, plan_share
-from deployments.errors import REFUSALS, RaystreamError, ReplicaUnavailableError
-from deployments.gen_ai_spans import end, recorded
-from deployments.metric_table import POOLER
-from deployments.metrics import PoolerMetrics
-from deployments.model_replica import ModelReplica
+from deployments.contract.descriptions import PoolerDescription
+from deployments.contract.errors import REFUSALS, RaystreamError, ReplicaUnavailableError
+from deployments.contract.gen_ai_spans import end, recorded
+from deployments.contract.generation import Refused, Started
+from deployments.contract.metric_table import POOLER
+from deployments.contract.pooling import Pooled, PooledText, PoolingEvent, PoolingRequest
+from deployments.contract.user_config import queue_limits, set_batching
+from deployments.plan.replica_plan import ReplicaPlan
+from deployments.plan.replica_report import WorkCounts
 from deployments.pooling.description import describe_model
 from deployments.pooling.device_worker import BatchStats, DeviceWorker
 from deployments.pooling.model_loader import load_config
@@ -36,10 +30,10 @@ from deployments.pooling.placed_pooler import PlacedPooler, place_pooler
 from deployments.pooling.pooling_model import PoolingModel
 from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue
 from deployments.pooling.text_encoder import EncodedTexts, TextEncoder
-from deployments.probation import Probation
-from deployments.replica_plan import ReplicaPlan
-from deployments.replica_report import WorkCounts
-from deployments.user_config import queue_limits, set_batching
+from deployments.replica.device_share import log_sizes, plan_share
+from deployments.replica.metrics import PoolerMetrics
+from deployments.replica.model_replica import ModelReplica
+from deployments.replica.probation import Probation
 
 MAX_BATCH_SIZE = 32
 BATCH_WAIT_TIMEOUT_S = 0.0

@@ -17,9 +17,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deployments.errors import InvalidRequestError as InvalidRequestError
-    from deployments.errors import OverloadedError as OverloadedError
-    from deployments.errors import RaystreamError as RaystreamError
+    from deployments.contract.errors import InvalidRequestError as InvalidRequestError
+    from deployments.contract.errors import OverloadedError as OverloadedError
+    from deployments.contract.errors import RaystreamError as RaystreamError
     from raystream.applications import connect as connect
     from raystream.engine import Engine as Engine
     from raystream.model import Delta as Delta
@@ -63,11 +63,11 @@ _HOMES = MappingProxyType(
         "AppConfig": "serve_app.config",
         "Delta": "raystream.model",
         "Engine": "raystream.engine",
-        "InvalidRequestError": "deployments.errors",
+        "InvalidRequestError": "deployments.contract.errors",
         "Model": "raystream.model",
         "ModelConfig": "serve_app.config",
-        "OverloadedError": "deployments.errors",
-        "RaystreamError": "deployments.errors",
+        "OverloadedError": "deployments.contract.errors",
+        "RaystreamError": "deployments.contract.errors",
         "build": "serve_app.app",
         "build_app": "serve_app.app",
         "connect": "raystream.applications",

@@ -22,11 +22,12 @@ import torch
 from pydantic import ValidationError
 from tqdm.auto import tqdm
 
-from deployments.contract import GenerationRequest, PoolingRequest
+from deployments.contract.errors import RaystreamError, WrongTaskError
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.model_spec import ModelSpec, Task
+from deployments.contract.pooling import PoolingRequest
 from deployments.device.device import MemoryDevice, open_device
-from deployments.errors import RaystreamError, WrongTaskError
 from deployments.generator.prompt_encoder import EncodedPrompt
-from deployments.model_spec import ModelSpec, Task
 from deployments.pooling.text_encoder import EncodedTexts
 from deployments.text_generator import TextGenerator
 from deployments.text_pooler import TextPooler

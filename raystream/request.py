@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 from ray.serve.context import _get_serve_request_context
 
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
 from serve_app.http.request_id import chosen_id

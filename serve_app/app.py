@@ -17,20 +17,20 @@ from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeApplicationSchema
 
+from deployments.contract.model_spec import ModelSpec
+from deployments.contract.user_config import given_settings
 from deployments.engine.model.loader import load_config as load_generator_config
-from deployments.model_shape import ModelShape
-from deployments.model_spec import ModelSpec
+from deployments.plan.model_shape import ModelShape
+from deployments.plan.replica_plan import counted_shape
 from deployments.pooling.model_loader import load_config as load_pooler_config
-from deployments.replica_plan import counted_shape
 from deployments.text_generator import TextGenerator
 from deployments.text_pooler import TextPooler
-from deployments.user_config import given_settings
 from serve_app.backends.cluster_state import deployed_files, running_demands
 from serve_app.backends.model_files import Nodes, RayNodes, unreadable
 from serve_app.backends.model_router import PATH as MODEL_ROUTER
-from serve_app.commands import worker_logs
-from serve_app.commands.announcement import Announcement, local_url
-from serve_app.commands.compose import BUILDER
+from serve_app.commands.check.compose import BUILDER
+from serve_app.commands.run import worker_logs
+from serve_app.commands.run.announcement import Announcement, local_url
 from serve_app.commands.server_environment import HAPROXY
 from serve_app.config import (
     INGRESS_NAME,

@@ -2,7 +2,7 @@
 
 Every limit is defined here. An unknown key is refused, and the error suggests the nearest known
 one. `make table` makes docs/configuration.md from the fields and the docstrings below them.
-`serve_app.commands.check` checks Ray's own sections of the file.
+`serve_app.commands.check.check` checks Ray's own sections of the file.
 """
 
 import os
@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from deployments.engine.sampling_params import MAX_NUM_STOPS
-from deployments.model_spec import MAX_AUTO_SEQS, Task
-from deployments.tracing import TracingSettings
+from deployments.contract.model_spec import MAX_AUTO_SEQS, Task
+from deployments.contract.sampling_params import MAX_NUM_STOPS
+from deployments.contract.tracing import TracingSettings
 
 T = TypeVar("T")
 

@@ -29,12 +29,12 @@ from ray.serve.context import _get_global_client
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from deployments.errors import ReplicaUnavailableError
-from deployments.gen_ai_spans import ModelSpans
-from deployments.model_spec import ModelSpec
-from deployments.ray_metrics import RayMetrics
-from deployments.start_board import read_starts
-from deployments.tracing import SpanKind, Tracer, open_tracer
+from deployments.contract.errors import ReplicaUnavailableError
+from deployments.contract.gen_ai_spans import ModelSpans
+from deployments.contract.model_spec import ModelSpec
+from deployments.contract.tracing import SpanKind, Tracer, open_tracer
+from deployments.replica.ray_metrics import RayMetrics
+from deployments.replica.start_board import read_starts
 from serve_app.api.chat.routes import ChatApi
 from serve_app.api.classify.routes import ClassifyApi
 from serve_app.api.completions.routes import CompletionsApi

@@ -9,9 +9,9 @@ sent, and a moved stream's prompt counts once.
 from collections.abc import Iterable
 from typing import Final
 
-from deployments.errors import OverloadReason
-from deployments.metric_store import Counter, Kind, Metric, MetricStore
-from deployments.metric_table import GENERATOR, POOLER
+from deployments.contract.errors import OverloadReason
+from deployments.contract.metric_store import Counter, Kind, Metric, MetricStore
+from deployments.contract.metric_table import GENERATOR, POOLER
 from serve_app.http.access_record import AccessRecord, MoveReason
 
 REJECTIONS: Final = Metric(

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self
 
-from deployments.gen_ai_spans import ModelSpans
-from deployments.model_spec import ModelSpec
+from deployments.contract.gen_ai_spans import ModelSpans
+from deployments.contract.model_spec import ModelSpec
 from serve_app.backends.catalog import ModelCatalog
 from serve_app.backends.cluster_state import (
     deployment_states,

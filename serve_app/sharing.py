@@ -6,9 +6,9 @@ Nothing here imports torch or Ray: `raystream plan` needs both only where replic
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from deployments.model_shape import ModelShape
-from deployments.model_spec import ModelSpec
-from deployments.replica_plan import MIN_SHARE, shares_side_by_side, typical_bytes
+from deployments.contract.model_spec import ModelSpec
+from deployments.plan.model_shape import ModelShape
+from deployments.plan.replica_plan import MIN_SHARE, shares_side_by_side, typical_bytes
 from serve_app.config import ModelConfig, number
 from serve_app.shipped_files import SHIPPED
 

@@ -1,13 +1,13 @@
 """Reports of replicas that never ran."""
 
-from deployments.device.monitor import (
+from deployments.contract.memory_report import (
     MemoryHistory,
     MemoryReport,
     MemoryUse,
     MemoryWarning,
     Watched,
 )
-from deployments.replica_report import MemoryPlan, ReplicaReport, ReplicaState, WorkCounts
+from deployments.plan.replica_report import MemoryPlan, ReplicaReport, ReplicaState, WorkCounts
 
 GIB = 2**30
 NOW_S = 1_700_000_000.0

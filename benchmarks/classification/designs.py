@@ -12,8 +12,9 @@ import transformers
 from benchmarks.baselines.batch_on_arrival import BatchOnArrival
 from benchmarks.baselines.piece_per_call import PiecePerCall
 from benchmarks.baselines.queue_batcher import QueueBatcher
-from deployments.contract import PoolingRequest, Refused
-from deployments.model_spec import ModelSpec
+from deployments.contract.generation import Refused
+from deployments.contract.model_spec import ModelSpec
+from deployments.contract.pooling import PoolingRequest
 from deployments.pooling.device_worker import BatchStats
 from deployments.text_pooler import TextPooler
 

@@ -21,8 +21,8 @@ from benchmarks.classification.designs import MAX_BATCHED_TOKENS, NO_LIMIT, stoc
 from benchmarks.classification.table import Figures
 from benchmarks.classification.texts import MIXED, SHORT, Lengths, make_texts
 from deployments.compute.cpu.memory import keep_freed_memory
-from deployments.contract import PoolingRequest
-from deployments.model_spec import Task
+from deployments.contract.model_spec import Task
+from deployments.contract.pooling import PoolingRequest
 from deployments.pooling.device_worker import DeviceWorker
 from deployments.pooling.lanes import choose_num_lanes
 from deployments.pooling.model_loader import load_pooler

@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 
 from benchmarks.gpu.shapes import TINY, BenchmarkModel, build, stock
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 
 NUM_SEQS = 24

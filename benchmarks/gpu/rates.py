@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.shapes import BenchmarkModel, stock
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel
-from deployments.engine.model.memory_demand import memory_demand
-from deployments.engine.replay.graph_sizes import MAX_GRAPHS
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.model_shape import ModelShape
+from deployments.plan.graph_sizes import MAX_GRAPHS
+from deployments.plan.memory_demand import memory_demand
+from deployments.plan.model_shape import ModelShape
 
 NUM_WARM_STEPS = 8
 """Decode steps that are not timed, because the first ones are captured."""

@@ -16,8 +16,9 @@ from typing import Final, cast
 
 from deployments.channel.go_ahead import GoAheads
 from deployments.channel.outbox import Outbox, OutgoingStream
-from deployments.channel.tls import TlsFiles
-from deployments.channel.wire import (
+from deployments.contract.generation import ChannelAddress, StreamKey
+from deployments.contract.tls import TlsFiles
+from deployments.contract.wire import (
     MAX_INGRESS_BYTES,
     MAX_SILENCE_S,
     FrameReader,
@@ -27,7 +28,6 @@ from deployments.channel.wire import (
     decode_hello,
     encode_message,
 )
-from deployments.contract import ChannelAddress, StreamKey
 
 logger = logging.getLogger("ray.serve.raystream.channel")
 

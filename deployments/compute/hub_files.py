@@ -13,8 +13,8 @@ from typing import Any, Final
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.utils.tqdm import tqdm
 
-from deployments.compute.checkpoint import CONFIG_FILE, find_file
-from deployments.start_progress import StartPhase, StartProgress
+from deployments.contract.start_progress import StartPhase, StartProgress
+from deployments.plan.checkpoint import CONFIG_FILE, find_file
 
 logger = logging.getLogger("ray.serve.raystream.replica")
 

@@ -22,16 +22,16 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from deployments.compute.checkpoint import check_checkpoint
-from deployments.compute.cpu.processor import has_bfloat16
 from deployments.compute.device_errors import is_out_of_memory
-from deployments.compute.errors import (
+from deployments.contract.model_errors import (
     UnsupportedModelError,
     pointer_advice,
     pointers_in,
     reason_of,
 )
-from deployments.model_shape import choose_dtype_name, stored_dtype
+from deployments.plan.checkpoint import check_checkpoint
+from deployments.plan.model_shape import choose_dtype_name, stored_dtype
+from deployments.plan.processor import has_bfloat16
 
 SETTINGS: Final = frozenset({".json", ".jinja", ".model", ".txt"})
 """How the names of the small files end that a model is loaded by. Some of them may be missing, so a

@@ -18,8 +18,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from deployments.compute.checkpoint import find_file
-from deployments.compute.errors import UnsupportedModelError
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.plan.checkpoint import find_file
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import torch
 
-from deployments.device import cgroup
 from deployments.device.cuda_allocator import let_segments_grow
+from deployments.plan import cgroup
 
 LARGE_MODEL_BYTES = 256 * 2**20
 """From this size of the weights on, HTTP costs almost nothing compared with a step."""

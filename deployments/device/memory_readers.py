@@ -19,9 +19,9 @@ import psutil
 import pynvml
 import torch
 
-from deployments.device import cgroup
+from deployments.contract.memory_report import MemoryUse
 from deployments.device.device import MemoryDevice
-from deployments.device.monitor import MemoryUse
+from deployments.plan import cgroup
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from deployments.compute.device_errors import is_out_of_memory
-from deployments.compute.errors import UnsupportedModelError
 from deployments.compute.sdpa import disable_cudnn_attention
 from deployments.compute.token_budget import TokenBudget
 from deployments.compute.work_watch import max_work_s
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.output import EngineStats, FinishReason, TextDelta
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.detokenizing.detokenizer import UndecodableError
 from deployments.engine.detokenizing.detokenizers import Detokenizers
@@ -30,13 +32,11 @@ from deployments.engine.model.loader import LoadedModel
 from deployments.engine.model.runner import ModelRunner, StepLogits
 from deployments.engine.model.speedups import find_speedups
 from deployments.engine.model.support import check_layers, check_length
-from deployments.engine.output import EngineStats, FinishReason, TextDelta
 from deployments.engine.recovery.sampling_recovery import sample_step
 from deployments.engine.recovery.step_recovery import OUT_OF_MEMORY, Row, StepOutcome, StepRecovery
 from deployments.engine.replay.cuda_capture import open_capturer
 from deployments.engine.sampling.logprobs import PromptScores
 from deployments.engine.sampling.sampler import Sampled
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.scheduler import DecodeRow, Scheduler, StepPlan
 from deployments.engine.scheduling.sequence import Sequence, SequenceEvent, SequenceRequest
 

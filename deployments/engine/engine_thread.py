@@ -19,8 +19,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from deployments.compute.work_watch import WorkWatch
+from deployments.contract.output import EngineStats, FinishReason, TextDelta
 from deployments.engine.engine import Engine
-from deployments.engine.output import EngineStats, FinishReason, TextDelta
 from deployments.engine.scheduling.sequence import SequenceRequest
 
 logger = logging.getLogger(__name__)

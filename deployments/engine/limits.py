@@ -2,13 +2,9 @@
 
 from dataclasses import dataclass
 
-from deployments.engine.kv_layout import BLOCK_SIZE, KVLayout
-from deployments.engine.sampling_params import InvalidParameterError
+from deployments.contract.sampling_params import MAX_NUM_PROMPT_LOGPROBS, InvalidParameterError
 from deployments.engine.scheduling.sequence import SequenceRequest, num_planned_tokens
-
-MAX_NUM_PROMPT_LOGPROBS = 2**17
-"""Log-probabilities that are reported for one prompt, and in the answers to one request. Each takes
-about 80 bytes of the answer."""
+from deployments.plan.kv_layout import BLOCK_SIZE, KVLayout
 
 
 class InvalidSequenceError(ValueError):

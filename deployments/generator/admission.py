@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from deployments.contract import GenerationRequest, RequestGroup
-from deployments.engine.kv_layout import KVLayout
-from deployments.errors import InvalidRequestError, OverloadedError, OverloadReason
+from deployments.contract.errors import InvalidRequestError, OverloadedError, OverloadReason
+from deployments.contract.generation import GenerationRequest, RequestGroup
 from deployments.generator.turns import Place, Turns
-from deployments.retry_after import RetryEstimator
+from deployments.plan.kv_layout import KVLayout
+from deployments.replica.retry_after import RetryEstimator
 
 HANDED_OVER = "a sequence that still runs elsewhere would have to wait here"
 

@@ -11,7 +11,7 @@ from functools import partial, reduce
 from itertools import groupby
 from typing import Final, Literal
 
-from deployments.contract import ChatMessage, ImagePart, TextPart
+from deployments.contract.messages import ChatMessage, ImagePart, TextPart
 from deployments.generator.message_content import (
     FIRST,
     PROBE_CALL,

@@ -13,17 +13,17 @@ from dataclasses import replace
 from itertools import count
 
 from deployments.compute.work_watch import is_hung
-from deployments.contract import SamplingParams
-from deployments.engine.engine import Engine
-from deployments.engine.engine_thread import Deltas, EngineDeadError, EngineThread
-from deployments.engine.output import EngineStats, FinishReason, TextDelta
-from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.errors import (
+from deployments.contract.errors import (
     GenerationAbortedError,
     GenerationFailedError,
     RaystreamError,
     ReplicaUnavailableError,
 )
+from deployments.contract.output import EngineStats, FinishReason, TextDelta
+from deployments.contract.sampling_params import SamplingParams
+from deployments.engine.engine import Engine
+from deployments.engine.engine_thread import Deltas, EngineDeadError, EngineThread
+from deployments.engine.scheduling.sequence import SequenceRequest
 
 PROBE = SamplingParams(temperature=0, max_tokens=1)
 PROGRESS = TextDelta((), "")

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from math import inf
 from typing import Final
 
-from deployments.contract import ChatMessage, GenerationRequest, TextPart
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.messages import ChatMessage, TextPart
 
 MAX_CHARACTERS: Final = 4096
 """About a millisecond of rendering and tokenizing, for which the event loop stands still."""

@@ -18,17 +18,12 @@ from jinja2.defaults import DEFAULT_NAMESPACE
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from transformers.utils.chat_template_utils import _get_template_variables
 
-from deployments.compute.errors import UnsupportedModelError
 from deployments.compute.tokenizer_files import special_tokens
-from deployments.contract import (
-    ChatMessage,
-    PromptReasoning,
-    TemplateValue,
-    TextPart,
-    Tool,
-    ToolCall,
-)
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.messages import ChatMessage, TemplateValue, TextPart, Tool, ToolCall
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.reasoning_format import QWEN3, PromptReasoning, ReasoningFormat
+from deployments.contract.tool_call_format import FORMATS, ToolCallFormat
 from deployments.generator.alternation import FILLERS, RefusedTurns, find_refused, put
 from deployments.generator.message_content import (
     IMAGE_FORMS,
@@ -44,8 +39,6 @@ from deployments.generator.message_content import (
     conversations,
     shows_texts,
 )
-from deployments.reasoning_format import QWEN3, ReasoningFormat
-from deployments.tool_call_format import FORMATS, ToolCallFormat
 
 TEMPLATE_FAILURES = (
     ArithmeticError,

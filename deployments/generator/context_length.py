@@ -8,8 +8,10 @@ Source: litellm's `ExceptionCheckers.is_error_str_context_window_exceeded`.
 
 from dataclasses import replace
 
-from deployments.contract import ChatMessage, GenerationRequest, SamplingParams
-from deployments.errors import ContextLengthExceededError
+from deployments.contract.errors import ContextLengthExceededError
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.messages import ChatMessage
+from deployments.contract.sampling_params import SamplingParams
 from deployments.generator.default_sampling import with_default_length
 
 

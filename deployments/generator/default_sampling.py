@@ -6,9 +6,8 @@ They come from the model's generation config, where it has a value.
 from dataclasses import replace
 from typing import Any
 
-from deployments.compute.errors import UnsupportedModelError
-from deployments.contract import SamplingParams
-from deployments.engine.sampling_params import InvalidParameterError
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
 
 
 def default_sampling(generation_config: Any) -> SamplingParams:

@@ -4,15 +4,15 @@ import time
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from deployments.contract import ModelDescription
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.model_spec import ModelSpec
 from deployments.engine.model.loader import LoadedModel, load_config, load_text_side
 from deployments.generator.chat_template import choose_tool_call_format, special_marks
 from deployments.generator.default_sampling import default_sampling
 from deployments.generator.prompt_encoder import PromptEncoder
 from deployments.generator.reasoning import describe_reasoning
-from deployments.model_shape import ModelShape
-from deployments.model_spec import ModelSpec
-from deployments.replica_plan import NO_LIMIT_LEN
+from deployments.plan.model_shape import ModelShape
+from deployments.plan.replica_plan import NO_LIMIT_LEN
 
 
 def describe_model(

@@ -19,7 +19,7 @@ import torch
 import transformers
 from transformers.utils.hub import cached_file
 
-from deployments.model_spec import ModelSpec
+from deployments.contract.model_spec import ModelSpec
 
 PATTERNS: Final = (
     "*.safetensors",

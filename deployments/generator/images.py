@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 from PIL import ExifTags, Image, ImageFile
 
-from deployments.contract import IMAGE_FORMATS
-from deployments.errors import InvalidImageError
+from deployments.contract.errors import InvalidImageError
+from deployments.contract.messages import IMAGE_FORMATS
 
 MAX_IMAGE_PIXELS: Final = 2**26
 """Larger images are never decoded, whatever the ingress lets through."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
-from deployments.contract import ChatMessage, ImagePart, TextPart, Tool, ToolCall
+from deployments.contract.messages import ChatMessage, ImagePart, TextPart, Tool, ToolCall
 
 Content = str | list[dict[str, str]]
 

@@ -6,9 +6,15 @@ threads it sets.
 
 from dataclasses import dataclass
 
+from deployments.contract.model_spec import ModelSpec
+from deployments.contract.start_progress import StartPhase, StartProgress
 from deployments.device.device import MemoryDevice
-from deployments.device.memory_budget import GIB
-from deployments.device_share import (
+from deployments.engine.engine import Engine
+from deployments.engine.limits import EngineLimits
+from deployments.engine.model.loader import LoadedModel, load_config, load_model
+from deployments.plan.memory_budget import GIB
+from deployments.plan.replica_plan import ReplicaPlan
+from deployments.replica.device_share import (
     begin_loading,
     claim_share,
     log_sizes,
@@ -16,13 +22,7 @@ from deployments.device_share import (
     require_memory,
     set_compute_threads,
 )
-from deployments.engine.engine import Engine
-from deployments.engine.limits import EngineLimits
-from deployments.engine.model.loader import LoadedModel, load_config, load_model
-from deployments.model_spec import ModelSpec
-from deployments.replica_plan import ReplicaPlan
-from deployments.start_phases import EndPhase
-from deployments.start_progress import StartPhase, StartProgress
+from deployments.replica.start_phases import EndPhase
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,22 +16,15 @@ import torch
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from deployments.compute.tokenizer_files import require_embeddings
-from deployments.contract import (
-    ChatMessage,
-    GenerationRequest,
-    ImagePart,
-    PromptReasoning,
-    TemplatePairs,
-    TokenizedPrompt,
-    TokenizeRequest,
-    Tool,
-)
-from deployments.errors import (
+from deployments.contract.errors import (
     GenerationFailedError,
     InvalidImageError,
     InvalidRequestError,
     RaystreamError,
 )
+from deployments.contract.generation import GenerationRequest, TokenizedPrompt, TokenizeRequest
+from deployments.contract.messages import ChatMessage, ImagePart, TemplatePairs, Tool
+from deployments.contract.reasoning_format import PromptReasoning
 from deployments.generator.chat_template import ChatTemplate
 from deployments.generator.images import decode_image
 from deployments.generator.reasoning import choose_reasoning_format

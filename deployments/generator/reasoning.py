@@ -2,11 +2,12 @@
 
 from transformers import PreTrainedTokenizerBase
 
-from deployments.compute.errors import UnsupportedModelError
 from deployments.compute.tokenizer_files import special_tokens
-from deployments.contract import ReasoningDescription, ReasoningTokens
+from deployments.contract.descriptions import ReasoningDescription
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.reasoning_format import REASONING_FORMATS, ReasoningFormat
+from deployments.contract.sampling_params import ReasoningTokens
 from deployments.generator.chat_template import ChatTemplate
-from deployments.reasoning_format import REASONING_FORMATS, ReasoningFormat
 
 
 def choose_reasoning_format(

@@ -15,7 +15,7 @@ has: it may outgrow that later, and the engine then moves it or makes it wait.
 import asyncio
 from collections.abc import Iterator, Sequence
 
-from deployments.engine.kv_layout import KVLayout
+from deployments.plan.kv_layout import KVLayout
 
 
 class Place:

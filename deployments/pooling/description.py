@@ -4,13 +4,13 @@ import time
 
 from transformers import PreTrainedConfig
 
-from deployments.contract import EmbeddingDescription, PoolerDescription
-from deployments.model_spec import ModelSpec
+from deployments.contract.descriptions import EmbeddingDescription, PoolerDescription
+from deployments.contract.model_spec import ModelSpec
+from deployments.plan.replica_plan import NO_LIMIT_LEN
 from deployments.pooling.embedder import Embedder
 from deployments.pooling.model_loader import LoadedPooler, fit_length, label_names, load_outline
 from deployments.pooling.packed_backbone import TextModel
 from deployments.pooling.pooling_model import choose_activation
-from deployments.replica_plan import NO_LIMIT_LEN
 
 
 def describe_model(spec: ModelSpec, loaded: LoadedPooler) -> PoolerDescription:

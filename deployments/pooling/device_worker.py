@@ -27,8 +27,8 @@ from deployments.compute.bisection import Bisection
 from deployments.compute.device_errors import is_fatal, is_out_of_memory, release_cache
 from deployments.compute.token_budget import TokenBudget
 from deployments.compute.work_watch import WorkWatch
-from deployments.contract import ROW_DTYPE
-from deployments.errors import PoolingFailedError, ReplicaUnavailableError
+from deployments.contract.errors import PoolingFailedError, ReplicaUnavailableError
+from deployments.contract.pooling import ROW_DTYPE
 from deployments.pooling.encoded_text import EncodedText
 from deployments.pooling.lanes import Lanes, LaneWork
 from deployments.pooling.request_queue import RequestQueue, Row, TokenIds

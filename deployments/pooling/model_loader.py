@@ -20,7 +20,6 @@ from transformers import (
 )
 
 from deployments.compute.cpu.linear.prepack import leave_file, num_weight_bytes, prepack
-from deployments.compute.errors import UnsupportedModelError
 from deployments.compute.model_files import (
     choose_dtype,
     read_config,
@@ -29,7 +28,8 @@ from deployments.compute.model_files import (
     wrap_load_errors,
 )
 from deployments.compute.tokenizer_files import load_tokenizer, require_embeddings
-from deployments.model_spec import Task
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.model_spec import Task
 from deployments.pooling.embedder import Embedder, load_layers, make_layers
 from deployments.pooling.packed_attention import register_attention
 from deployments.pooling.packed_backbone import (

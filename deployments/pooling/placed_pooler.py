@@ -8,21 +8,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from deployments.compute.device_errors import is_fatal, is_out_of_memory
-from deployments.compute.errors import UnsupportedModelError
 from deployments.compute.work_watch import max_work_s
-from deployments.contract import PoolingRequest, TextPair
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.pooling import PoolingRequest, TextPair
+from deployments.contract.start_progress import StartPhase, StartProgress
 from deployments.device.device import MemoryDevice
-from deployments.device.memory_budget import GIB
-from deployments.device_share import begin_loading, claim_share, require_memory, set_compute_threads
+from deployments.plan.memory_budget import GIB
+from deployments.plan.replica_plan import ReplicaPlan
 from deployments.pooling.embedder import Embedder
 from deployments.pooling.lanes import choose_num_lanes
 from deployments.pooling.model_loader import LoadedPooler, load_pooler
 from deployments.pooling.pooling_model import Layout, PoolingModel
 from deployments.pooling.request_queue import TokenIds
 from deployments.pooling.text_encoder import EncodedTexts, TextEncoder
-from deployments.replica_plan import ReplicaPlan
-from deployments.start_phases import EndPhase
-from deployments.start_progress import StartPhase, StartProgress
+from deployments.replica.device_share import (
+    begin_loading,
+    claim_share,
+    require_memory,
+    set_compute_threads,
+)
+from deployments.replica.start_phases import EndPhase
 
 LARGE_MODEL_BYTES = 32 * 2**20
 """From this size on, computing a text of a hundred tokens takes longer than its way over HTTP."""

@@ -16,13 +16,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from deployments.errors import (
+from deployments.contract.errors import (
     InvalidRequestError,
     OverloadedError,
     OverloadReason,
     ReplicaUnavailableError,
 )
-from deployments.retry_after import RetryEstimator
+from deployments.replica.retry_after import RetryEstimator
 
 TokenIds = tuple[int, ...]
 Row = bytes

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from deployments.contract import PoolingInput, PoolingRequest, TextPair
-from deployments.errors import (
+from deployments.contract.errors import (
     ContextLengthExceededError,
     InvalidRequestError,
     PoolingFailedError,
     RaystreamError,
 )
+from deployments.contract.pooling import PoolingInput, PoolingRequest, TextPair
 from deployments.pooling.request_queue import TokenIds
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from deployments.errors import OverloadedError, OverloadReason
+from deployments.contract.errors import OverloadedError, OverloadReason
 
 T = TypeVar("T")
 

@@ -12,14 +12,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import Generic, TypeGuard, TypeVar
 
-from deployments.contract import ModelDescription, PoolerDescription
-from deployments.errors import (
+from deployments.contract.descriptions import ModelDescription, PoolerDescription
+from deployments.contract.errors import (
     ModelNotFoundError,
     RaystreamError,
     ReplicaUnavailableError,
     WrongTaskError,
 )
-from deployments.model_spec import Task
+from deployments.contract.model_spec import Task
 from serve_app.backends.generation import GenerationBackend
 from serve_app.backends.pooling import PoolingBackend
 from serve_app.backends.serving_states import NOT_READY, DeploymentState, ServingState

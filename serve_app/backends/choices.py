@@ -12,12 +12,9 @@ from dataclasses import replace
 from secrets import token_hex
 from typing import Any, Self
 
-from deployments.contract import (
-    GenerationRequest,
-    PromptReasoning,
-    RequestGroup,
-    TextDelta,
-)
+from deployments.contract.generation import GenerationRequest, RequestGroup
+from deployments.contract.output import TextDelta
+from deployments.contract.reasoning_format import PromptReasoning
 from serve_app.backends.generation import GenerationBackend, GenerationStream
 from serve_app.backends.text_stream import joined_deltas
 

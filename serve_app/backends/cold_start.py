@@ -10,21 +10,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final, Generic, TypeVar
 
-from deployments.contract import (
-    GenerationRequest,
-    ModelDescription,
-    PooledText,
-    PoolerDescription,
-    PoolingRequest,
-    TokenizedPrompt,
-    TokenizeRequest,
-)
-from deployments.errors import (
+from deployments.contract.descriptions import ModelDescription, PoolerDescription
+from deployments.contract.errors import (
     OverloadedError,
     OverloadReason,
     RaystreamError,
     ReplicaUnavailableError,
 )
+from deployments.contract.generation import GenerationRequest, TokenizedPrompt, TokenizeRequest
+from deployments.contract.pooling import PooledText, PoolingRequest
 from serve_app.backends.generation import GenerationBackend, GenerationStream
 from serve_app.backends.losses import NoReplicaError
 from serve_app.backends.pooling import PoolingBackend

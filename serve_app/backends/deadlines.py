@@ -14,22 +14,16 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
-from deployments.contract import (
-    GenerationRequest,
-    ModelDescription,
-    PooledText,
-    PoolerDescription,
-    PoolingRequest,
-    TextDelta,
-    TokenizedPrompt,
-    TokenizeRequest,
-)
-from deployments.errors import (
+from deployments.contract.descriptions import ModelDescription, PoolerDescription
+from deployments.contract.errors import (
     DeadlineExceededError,
     FirstTokenTimeoutError,
     StallTimeoutError,
     TotalTimeoutError,
 )
+from deployments.contract.generation import GenerationRequest, TokenizedPrompt, TokenizeRequest
+from deployments.contract.output import TextDelta
+from deployments.contract.pooling import PooledText, PoolingRequest
 from serve_app.backends.generation import GenerationBackend, GenerationStream
 from serve_app.backends.pooling import PoolingBackend
 from serve_app.config import LimitsConfig

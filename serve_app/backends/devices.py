@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from deployments.model_spec import Task
-from deployments.start_progress import StartReport
+from deployments.contract.model_spec import Task
+from deployments.contract.start_progress import StartReport
 from serve_app.backends.replica_reports import AskReplicas, Reports
 from serve_app.backends.serving_states import (
     NOT_READY,

@@ -7,20 +7,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from deployments.contract import (
-    GenerationRequest,
-    ModelDescription,
-    PooledText,
-    PoolerDescription,
-    PoolingRequest,
-    TokenizedPrompt,
-    TokenizeRequest,
-)
-from deployments.errors import (
+from deployments.contract.descriptions import ModelDescription, PoolerDescription
+from deployments.contract.errors import (
     GenerationFailedError,
     PoolingFailedError,
     ReplicaUnavailableError,
 )
+from deployments.contract.generation import GenerationRequest, TokenizedPrompt, TokenizeRequest
+from deployments.contract.pooling import PooledText, PoolingRequest
 from serve_app.backends.failover_stream import FailoverStream
 from serve_app.backends.generation import GenerationStream, ReplicaBackend
 from serve_app.backends.losses import AskWhy, FailoverLimits, Losses, may_run

@@ -19,8 +19,9 @@ import asyncio
 from dataclasses import replace
 from typing import Self
 
-from deployments.contract import GenerationRequest, TextDelta
-from deployments.errors import RaystreamError, ReplicaUnavailableError
+from deployments.contract.errors import RaystreamError, ReplicaUnavailableError
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.output import TextDelta
 from serve_app.backends.generation import ReplicaBackend, ReplicaStream
 from serve_app.backends.losses import (
     LOST,

@@ -9,26 +9,25 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import ClassVar, Final, Protocol, Self, cast
 
-from deployments.contract import (
-    Accepted,
-    FinishReason,
-    GenerationEvent,
-    GenerationRequest,
-    ModelDescription,
-    PromptReasoning,
-    Refused,
-    TextDelta,
-    TokenizedPrompt,
-    TokenizeRequest,
-)
-from deployments.errors import (
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.errors import (
     GenerationAbortedError,
     GenerationFailedError,
     InvalidRequestError,
     RaystreamError,
     ReplicaUnavailableError,
 )
-from deployments.gen_ai_spans import ModelSpan, ModelSpans, end
+from deployments.contract.gen_ai_spans import ModelSpan, ModelSpans, end
+from deployments.contract.generation import (
+    Accepted,
+    GenerationEvent,
+    GenerationRequest,
+    Refused,
+    TokenizedPrompt,
+    TokenizeRequest,
+)
+from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.reasoning_format import PromptReasoning
 from serve_app.backends.admission_queue import AdmissionQueue
 from serve_app.backends.departures import Departures
 from serve_app.backends.handles import (

@@ -15,13 +15,14 @@ from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from deployments.contract import InvalidParameterError, Refused, Started
-from deployments.errors import (
+from deployments.contract.errors import (
     InvalidRequestError,
     OverloadedError,
     RaystreamError,
     ReplicaUnavailableError,
 )
+from deployments.contract.generation import Refused, Started
+from deployments.contract.sampling_params import InvalidParameterError
 from serve_app.backends.losses import (
     LostAfterStartError,
     NoReplicaError,

@@ -4,10 +4,10 @@ A request counts its deaths: replicas that were lost while they may have run it,
 before it had gained much there. A request without any token is a suspect from the first death on: a
 prompt kills where it is encoded or prefilled. A text that goes on is one from the second death on,
 since one death says little about it. The next replica runs a suspect on probation
-(`deployments.probation`), once this ingress has given the go-ahead. If that replica dies, too,
-before the probation is over, the suspect is taken for the cause: it fails, and no further replica
-gets it. So a prompt that kills its replicas kills two, and an answer that does so three, while an
-innocent request must lose as many replicas at its worst moments to be blamed.
+(`deployments.replica.probation`), once this ingress has given the go-ahead. If that replica dies,
+too, before the probation is over, the suspect is taken for the cause: it fails, and no further
+replica gets it. So a prompt that kills its replicas kills two, and an answer that does so three,
+while an innocent request must lose as many replicas at its worst moments to be blamed.
 
 Shared by generators and poolers; it knows neither Ray nor HTTP.
 """
@@ -19,15 +19,19 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Final, Self, TypeVar
 
-from deployments.contract import GenerationRequest, PoolingRequest
-from deployments.errors import (
+from deployments.contract.errors import (
     GenerationAbortedError,
     ModelChangedError,
     OverloadedError,
     RaystreamError,
     ReplicaUnavailableError,
 )
-from deployments.probation import NUM_TOKENS_AGAIN, num_tokens_of_trial
+from deployments.contract.generation import (
+    TRIAL_TOKENS_AGAIN,
+    GenerationRequest,
+    num_tokens_of_trial,
+)
+from deployments.contract.pooling import PoolingRequest
 from serve_app.http.access_record import AccessRecord, MoveReason, current_record
 from serve_app.http.notice import NOTICE_INTERVAL_S, Notice
 
@@ -197,7 +201,7 @@ class Losses:
                 f"{self._num_deaths + 1} replicas of the model died while they ran this request, "
                 "so it is not sent to another. Change it before you send it again."
             ) from error
-        self._num_deaths = 1 if num_gained >= NUM_TOKENS_AGAIN else self._num_deaths + 1
+        self._num_deaths = 1 if num_gained >= TRIAL_TOKENS_AGAIN else self._num_deaths + 1
         self._has_tokens = self._has_tokens or num_gained > 0
 
     async def until_taken(self, call: Callable[[], Awaitable[T]]) -> T:

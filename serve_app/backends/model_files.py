@@ -11,9 +11,9 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deployments.contract import ModelDescription, PoolerDescription
-from deployments.errors import ReplicaUnavailableError
-from deployments.model_spec import ModelSpec
+from deployments.contract.descriptions import ModelDescription, PoolerDescription
+from deployments.contract.errors import ReplicaUnavailableError
+from deployments.contract.model_spec import ModelSpec
 
 GENERATOR = "deployments.generator.description"
 POOLER = "deployments.pooling.description"

@@ -11,7 +11,7 @@ import random
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
-from deployments.contract import GenerationRequest
+from deployments.contract.generation import GenerationRequest
 from serve_app.backends.prefix_memory import prefix_keys
 from serve_app.backends.running_replicas import (
     ReplicaFacts,

@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from deployments.contract import Refused
-from deployments.errors import ModelChangedError, OverloadedError
+from deployments.contract.errors import ModelChangedError, OverloadedError
+from deployments.contract.generation import Refused
 from serve_app.backends.admission_queue import FullError
 from serve_app.backends.running_replicas import RunningReplicas
 

@@ -3,14 +3,9 @@
 from dataclasses import replace
 from typing import Protocol, cast
 
-from deployments.contract import (
-    Pooled,
-    PooledText,
-    PoolerDescription,
-    PoolingEvent,
-    PoolingRequest,
-)
-from deployments.gen_ai_spans import ModelSpans, recorded
+from deployments.contract.descriptions import PoolerDescription
+from deployments.contract.gen_ai_spans import ModelSpans, recorded
+from deployments.contract.pooling import Pooled, PooledText, PoolingEvent, PoolingRequest
 from serve_app.backends.handles import (
     Handle,
     HandleBackend,

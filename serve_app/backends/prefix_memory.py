@@ -11,7 +11,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import ceil
 from typing import Final
 
-from deployments.contract import ChatMessage, GenerationRequest
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.messages import ChatMessage
 
 MAX_NUM_PREFIXES: Final = 65_536
 """The most beginnings that are remembered, some 400 bytes each; the least recently used leave."""

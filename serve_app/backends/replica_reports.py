@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from deployments.replica_report import ReplicaReport
+from deployments.plan.replica_report import ReplicaReport
 from serve_app.backends.handles import Handle, ask_all
 from serve_app.backends.running_replicas import RunningReplicas
 

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
-from deployments.metric_store import Snapshot
-from deployments.metric_table import LOAD, OF_LIVE
+from deployments.contract.metric_store import Snapshot
+from deployments.contract.metric_table import LOAD, OF_LIVE
 from serve_app.backends.running_replicas import RunningReplicas
 from serve_app.backends.single_flight import Remembered
 

@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from deployments.contract import StreamKey, TextDelta
+from deployments.contract.generation import StreamKey
+from deployments.contract.output import TextDelta
 
 MIN_INTERVAL_S: Final = 0.01
 """A hundred events a second are more than a reader or a screen can take in."""

@@ -8,14 +8,14 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Literal
 
-from deployments.contract import FinishReason, TextDelta
-from deployments.errors import (
+from deployments.contract.errors import (
     GenerationAbortedError,
     GenerationFailedError,
     RaystreamError,
     ReplicaUnavailableError,
     overload_reason,
 )
+from deployments.contract.output import FinishReason, TextDelta
 from serve_app.backends.generation import GenerationStream
 from serve_app.http.access_record import current_record
 

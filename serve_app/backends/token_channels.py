@@ -13,8 +13,10 @@ from itertools import count
 from secrets import token_hex
 from typing import Any, Final, TypeVar, cast
 
-from deployments.channel.tls import TlsFiles
-from deployments.channel.wire import (
+from deployments.contract.errors import ReplicaUnavailableError
+from deployments.contract.generation import ChannelAddress, StreamKey
+from deployments.contract.tls import TlsFiles
+from deployments.contract.wire import (
     MAX_MESSAGE_BYTES,
     MAX_SILENCE_S,
     FrameReader,
@@ -24,8 +26,6 @@ from deployments.channel.wire import (
     encode_go_ahead,
     encode_hello,
 )
-from deployments.contract import ChannelAddress, StreamKey
-from deployments.errors import ReplicaUnavailableError
 from serve_app.backends.stream_box import Rounds, StreamBox
 
 T = TypeVar("T")

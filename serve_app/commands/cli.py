@@ -144,14 +144,14 @@ def serve(
     started and ended with the server; a cluster that already runs here is left alone. On a cluster,
     use `serve deploy FILE` or KubeRay.
     """
-    from serve_app.commands.compose import ServeOptions
-    from serve_app.commands.new_key import InvalidKeyError, hash_of
+    from serve_app.commands.check.compose import ServeOptions
+    from serve_app.commands.run.supervise import run_supervised
     from serve_app.commands.server_environment import (
         MissingHAProxyError,
         NoFolderError,
         with_switches,
     )
-    from serve_app.commands.supervise import run_supervised
+    from serve_app.commands.user.new_key import InvalidKeyError, hash_of
 
     if not names:
         names = [str(HERE if HERE.exists() else CONFIG)]
@@ -179,7 +179,7 @@ def serve(
         raise typer.BadParameter(wrong)
     # Ray writes its API's token to ~/.ray/auth_token, which other users must not read.
     os.umask(0o077)
-    driver = (sys.executable, "-m", "serve_app.commands.driver")
+    driver = (sys.executable, "-m", "serve_app.commands.run.driver")
     try:
         code = run_supervised([*driver, *options.arguments()], with_switches(os.environ))
     except (MissingHAProxyError, NoFolderError) as error:
@@ -201,7 +201,7 @@ def new_config(
     `raystream serve` without a file reads serve_config.yaml. docs/configuration.md explains each
     key, and so does raystream.schema.json, which is written beside the file, in an editor.
     """
-    from serve_app.commands.schema import write_new
+    from serve_app.commands.check.schema import write_new
 
     try:
         write_new(file, CONFIG.read_text(encoding="utf-8"))
@@ -216,7 +216,7 @@ def status() -> None:
 
     The exit code is 1 if there is none.
     """
-    from serve_app.commands import operate
+    from serve_app.commands.run import operate
 
     raise typer.Exit(0 if operate.status(typer.echo) else 1)
 
@@ -229,8 +229,8 @@ def deploy(file: ConfigFile) -> None:
     `raystream serve` runs for you on this machine is meant; to a cluster, `serve deploy FILE` does
     it.
     """
-    from serve_app.commands import operate
-    from serve_app.commands.preflight import Depth, is_faultless
+    from serve_app.commands.check.preflight import Depth, is_faultless
+    from serve_app.commands.run import operate
 
     if not is_faultless(str(file), Depth.MACHINE):
         raise typer.Exit(1)
@@ -248,7 +248,7 @@ def stop(
     ] = None,
 ) -> None:
     """Stop the server that `raystream serve` runs on this machine for you, as Ctrl-C does."""
-    from serve_app.commands import operate
+    from serve_app.commands.run import operate
 
     try:
         operate.stop(port, typer.echo)
@@ -264,7 +264,7 @@ def schema() -> None:
     raystream.schema.json`, and as the file's first line `# yaml-language-server:
     $schema=raystream.schema.json`
     """
-    from serve_app.commands.schema import schema_text
+    from serve_app.commands.check.schema import schema_text
 
     typer.echo(schema_text(), nl=False)
 
@@ -308,7 +308,7 @@ def chat(
 
     For example: `raystream chat "What does os.path.join do?"`, or `raystream chat < question.txt`
     """
-    from serve_app.commands.chat.chat import key_for, run_chat
+    from serve_app.commands.user.chat.chat import key_for, run_chat
 
     sampling = {
         "temperature": temperature,
@@ -339,7 +339,7 @@ def demo(
     Starts a server of its own with two replicas, asks three questions, then asks them again and
     kills a replica meanwhile. The last line compares both runs; the exit code is 1 if they differ.
     """
-    from serve_app.commands.demo.demo import run_demo
+    from serve_app.commands.user.demo.demo import run_demo
 
     raise typer.Exit(run_demo(is_plain=no_color, keep=keep, svg=save_svg))
 
@@ -362,7 +362,7 @@ def check(
     Ray accepts a mistyped key in silence, and checks some values only on the cluster. This also
     looks for the models' files, and for the cores and GPUs that their replicas ask for.
     """
-    from serve_app.commands.preflight import Depth, check_file
+    from serve_app.commands.check.preflight import Depth, check_file
 
     is_right = check_file(str(file), Depth.FILE if file_only else Depth.MACHINE)
     raise typer.Exit(0 if is_right else 1)
@@ -409,7 +409,7 @@ def plan(
 
     For example: `raystream plan --model Qwen/Qwen2.5-7B-Instruct --gpu-memory 48GiB --share 0.5`
     """
-    from serve_app.commands import plan as planning
+    from serve_app.commands.check import plan as planning
 
     sizes = {
         "max_model_len": max_model_len,
@@ -428,7 +428,7 @@ def plan(
     try:
         card = planning.card_of(gpu_memory, gpus or 1)
         if file is not None:
-            from serve_app.commands.preflight import Depth, is_faultless
+            from serve_app.commands.check.preflight import Depth, is_faultless
 
             is_here = gpu_memory is None
             is_right = is_faultless(str(file), Depth.MACHINE if is_here else Depth.FILE)
@@ -463,8 +463,8 @@ def download(
     They go into the cache, HF_HUB_CACHE; servers with HF_HUB_OFFLINE=1 read them there and need no
     network. For gated models HF_TOKEN_PATH names a file with a token.
     """
-    from serve_app.commands import download as downloading
-    from serve_app.commands.plan import PlanError, models_of
+    from serve_app.commands.check.plan import PlanError, models_of
+    from serve_app.commands.user import download as downloading
 
     cache = downloading.cache_folder()
     try:
@@ -484,7 +484,7 @@ def new_key(name: KeyName, scope: KeyScopes = None) -> None:
     The key is printed once and stored nowhere. The file that `auth.api_keys_file` names gets only
     its hash, and limits if you want any.
     """
-    from serve_app.commands.new_key import InvalidNameError, InvalidScopeError, make_key
+    from serve_app.commands.user.new_key import InvalidNameError, InvalidScopeError, make_key
 
     try:
         typer.echo(make_key(name, scope or ()), nl=False)
@@ -497,7 +497,7 @@ def new_key(name: KeyName, scope: KeyScopes = None) -> None:
 @app.command()
 def info() -> None:
     """Show what this machine and this environment have, for a report of a problem."""
-    from serve_app.commands.info import describe_machine
+    from serve_app.commands.user.info import describe_machine
 
     typer.echo(describe_machine(), nl=False)
 
@@ -514,8 +514,8 @@ def supervise(
     Ray's driver starts about twenty processes, and some of them would stay when it is killed. They
     import from this folder first, so a module here that hides one of raystream's is refused.
     """
+    from serve_app.commands.run.supervise import run_supervised
     from serve_app.commands.server_environment import NoFolderError, hiding_module
-    from serve_app.commands.supervise import run_supervised
 
     if hiding := hiding_module(Path.cwd()):
         _fail(f"{hiding} hides raystream's own: rename it, or start from another folder")

@@ -9,10 +9,10 @@ from typing import Final, Protocol
 from pydantic_core import to_json
 from starlette.types import Scope
 
-from deployments.errors import OverloadReason
-from deployments.gen_ai_spans import MOVE_REASON, MOVED
-from deployments.metric_store import Counter
-from deployments.tracing import Span, TraceContext
+from deployments.contract.errors import OverloadReason
+from deployments.contract.gen_ai_spans import MOVE_REASON, MOVED
+from deployments.contract.metric_store import Counter
+from deployments.contract.tracing import Span, TraceContext
 from serve_app.http.error_shapes import ErrorShape, openai_error
 
 CLIENT_DISCONNECTED: Final = "client_disconnected"

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from deployments.errors import (
+from deployments.contract.errors import (
     DeadlineExceededError,
     OverloadReason,
     RaystreamError,

@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.routing import request_response
 
-from deployments.errors import InvalidRequestError, UnsupportedMediaTypeError
+from deployments.contract.errors import InvalidRequestError, UnsupportedMediaTypeError
 from serve_app.http.warning_header import warning_headers
 
 MAX_NUM_VALUES: Final = 2**21

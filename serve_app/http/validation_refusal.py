@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
 
 MAX_ECHO: Final = 256
 """Most characters of a message and of a parameter's path, since both may quote the client."""

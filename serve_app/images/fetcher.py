@@ -18,7 +18,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from deployments.errors import InvalidImageError
+from deployments.contract.errors import InvalidImageError
 from serve_app.config import LimitsConfig
 
 _NAT64: Final = IPv6Network("64:ff9b::/96")

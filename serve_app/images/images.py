@@ -13,8 +13,8 @@ from typing import Final
 
 from PIL import Image, UnidentifiedImageError
 
-from deployments.contract import IMAGE_FORMATS, ImagePart
-from deployments.errors import InvalidImageError
+from deployments.contract.errors import InvalidImageError
+from deployments.contract.messages import IMAGE_FORMATS, ImagePart
 from serve_app.config import LimitsConfig
 from serve_app.images.file_structure import CrowdedImageError, open_header
 

@@ -11,7 +11,7 @@ A surface protects its routes with one argument:
 from starlette.requests import Request
 from starlette.types import Scope as AsgiScope
 
-from deployments.errors import MissingScopeError
+from deployments.contract.errors import MissingScopeError
 from serve_app.config import ApiKey, Scope
 
 NO_SCOPE = (

@@ -19,7 +19,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.errors import RaystreamError
+from deployments.contract.errors import RaystreamError
 from serve_app.http.access_record import (
     CLIENT_DISCONNECTED,
     CURRENT_RECORD,

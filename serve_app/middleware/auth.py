@@ -13,7 +13,7 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.errors import InvalidApiKeyError
+from deployments.contract.errors import InvalidApiKeyError
 from serve_app.config import ApiKey
 from serve_app.http.access_record import record_of
 from serve_app.http.errors import error_response

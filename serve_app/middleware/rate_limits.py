@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.errors import RateLimitError, RateLimitsUnavailableError, RaystreamError
+from deployments.contract.errors import RateLimitError, RateLimitsUnavailableError, RaystreamError
 from serve_app.backends.ledger_handle import Ledger
 from serve_app.config import ApiKey
 from serve_app.http.access_record import AccessRecord, record_of

@@ -14,7 +14,7 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.errors import (
+from deployments.contract.errors import (
     HeadersTooLargeError,
     InvalidRequestError,
     RequestTimeoutError,

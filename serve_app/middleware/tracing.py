@@ -12,8 +12,8 @@ from typing import Any, Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.errors import OverloadedError, RateLimitError
-from deployments.gen_ai_spans import (
+from deployments.contract.errors import OverloadedError, RateLimitError
+from deployments.contract.gen_ai_spans import (
     ERROR,
     FINISH_REASONS,
     INPUT_TOKENS,
@@ -25,7 +25,7 @@ from deployments.gen_ai_spans import (
     REFUSED,
     TIME_TO_FIRST,
 )
-from deployments.tracing import Span, SpanKind, TraceContext, Tracer
+from deployments.contract.tracing import Span, SpanKind, TraceContext, Tracer
 from serve_app.http.access_record import CLIENT_DISCONNECTED, AccessRecord, record_of
 
 METHOD: Final = "POST"

@@ -1,6 +1,6 @@
 """The error that ends a stream."""
 
-from deployments.errors import RaystreamError
+from deployments.contract.errors import RaystreamError
 from serve_app.http.errors import error_payload
 from serve_app.streaming.sse import LastEvent, encode_json, encode_typed
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
-from deployments.errors import RaystreamError, overload_reason
+from deployments.contract.errors import RaystreamError, overload_reason
 from serve_app.http.access_record import current_record
 from serve_app.streaming.error_event import error_event
 from serve_app.streaming.event_stream import EventStreamResponse, Sleep

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.kv_plan import CARDS, LENGTHS, MODELS, demand_of, num_full, num_live
-from deployments.device.memory_budget import GIB, plan_kv_blocks
+from deployments.plan.memory_budget import GIB, plan_kv_blocks
 
 
 def counts(name: str, total_bytes: int, max_model_len: int, max_num_seqs: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from benchmarks.peers.serve_model import configuration
-from serve_app.commands.check import find_problems
+from serve_app.commands.check.check import find_problems
 
 
 @pytest.mark.parametrize("task", ["generate", "classify"])

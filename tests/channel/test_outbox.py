@@ -2,8 +2,8 @@ import pytest
 
 from deployments.channel import outbox as module
 from deployments.channel.outbox import Outbox
-from deployments.channel.wire import MAX_MESSAGE_BYTES, Entry, FrameReader, decode_message
-from deployments.contract import FinishReason, PromptLogprobs, TextDelta
+from deployments.contract.output import FinishReason, PromptLogprobs, TextDelta
+from deployments.contract.wire import MAX_MESSAGE_BYTES, Entry, FrameReader, decode_message
 from tests.stopped_clock import Clock, settle
 
 LAST = TextDelta((9,), "!", FinishReason.STOP)

@@ -10,8 +10,8 @@ import httpx2
 import openai
 import pytest
 
-from deployments.contract import TextDelta
-from deployments.errors import GenerationFailedError
+from deployments.contract.errors import GenerationFailedError
+from deployments.contract.output import TextDelta
 from tests.clients.questions import MODEL, NAME, NARROW, about
 from tests.serve_app.apps import make_app
 from tests.serve_app.fakes import FakeBackend, Step

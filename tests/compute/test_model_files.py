@@ -7,8 +7,8 @@ from safetensors import SafetensorError
 from transformers import Qwen2Config
 
 from deployments.compute import model_files
-from deployments.compute.errors import UnsupportedModelError
 from deployments.compute.model_files import choose_dtype, read_config, read_labels, wrap_load_errors
+from deployments.contract.model_errors import UnsupportedModelError
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")

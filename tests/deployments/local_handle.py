@@ -3,7 +3,8 @@
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, cast
 
-from deployments.contract import GenerationRequest, TextDelta
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.output import TextDelta
 from deployments.text_generator import TextGenerator
 from raystream.local_handle import LocalHandle
 from serve_app.backends.generation import HandleGenerationBackend

@@ -11,28 +11,7 @@ from llguidance import LLMatcher
 from deployments.channel import go_ahead
 from deployments.compute.cpu.linear.quantization import QUANTIZATIONS
 from deployments.compute.cpu.linear.quantized_linear import quantization_obstacle
-from deployments.compute.errors import UnsupportedModelError
-from deployments.contract import (
-    Accepted,
-    ChatMessage,
-    FinishReason,
-    GenerationEvent,
-    GenerationRequest,
-    ImagePart,
-    Refused,
-    RequestGroup,
-    SamplingParams,
-    Started,
-    StreamKey,
-    TextDelta,
-    TextPart,
-    TokenizedPrompt,
-    TokenizeRequest,
-    Tool,
-)
-from deployments.device.memory_budget import DeviceMemoryError
-from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.errors import (
+from deployments.contract.errors import (
     ContextLengthExceededError,
     GenerationAbortedError,
     GenerationFailedError,
@@ -41,9 +20,26 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
+from deployments.contract.generation import (
+    Accepted,
+    GenerationEvent,
+    GenerationRequest,
+    Refused,
+    RequestGroup,
+    Started,
+    StreamKey,
+    TokenizedPrompt,
+    TokenizeRequest,
+)
+from deployments.contract.messages import ChatMessage, ImagePart, TextPart, Tool
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.sampling_params import SamplingParams
+from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.description import describe_files
 from deployments.generator.prompt_encoder import EncodedPrompt
-from deployments.metrics import StreamClock
+from deployments.plan.memory_budget import DeviceMemoryError
+from deployments.replica.metrics import StreamClock
 from deployments.text_generator import BATCH_WAIT_TIMEOUT_S, MAX_BATCH_SIZE, TextGenerator
 from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
 from tests.deployments.local_handle import local_backend, read

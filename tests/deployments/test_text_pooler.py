@@ -11,26 +11,21 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForSequenceClassification
 
 from deployments.channel import go_ahead
-from deployments.compute.errors import UnsupportedModelError
-from deployments.contract import (
-    Pooled,
-    PoolerDescription,
-    PoolingEvent,
-    PoolingRequest,
-    Refused,
-    Started,
-)
-from deployments.device.memory_budget import DeviceMemoryError
-from deployments.errors import (
+from deployments.contract.descriptions import PoolerDescription
+from deployments.contract.errors import (
     ContextLengthExceededError,
     InvalidRequestError,
     PoolingFailedError,
     ReplicaUnavailableError,
 )
-from deployments.gen_ai_spans import ModelSpans
-from deployments.metric_table import E2E
+from deployments.contract.gen_ai_spans import ModelSpans
+from deployments.contract.generation import Refused, Started
+from deployments.contract.metric_table import E2E
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.pooling import Pooled, PoolingEvent, PoolingRequest
+from deployments.contract.tracing import SpanKind, TraceContext, TracingSettings, open_tracer
+from deployments.plan.memory_budget import DeviceMemoryError
 from deployments.text_pooler import MAX_BATCH_SIZE, TextPooler
-from deployments.tracing import SpanKind, TraceContext, TracingSettings, open_tracer
 from tests.deployments.tiny_folder import spec
 from tests.otlp_receiver import receiving
 from tests.pooling.test_cross_encoder import cross_distilbert, save

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from deployments.model_spec import ModelSpec
+from deployments.contract.model_spec import ModelSpec
 from tests.engine.tiny_models import EOS_TOKEN_ID, byte_tokenizer, qwen2
 
 CHAT_TEMPLATE = (

@@ -5,7 +5,6 @@ import psutil
 import pytest
 import torch
 
-from deployments.device import cgroup
 from deployments.device.device import (
     LARGE_MODEL_BYTES,
     CpuDevice,
@@ -14,6 +13,7 @@ from deployments.device.device import (
     num_cores,
     open_device,
 )
+from deployments.plan import cgroup
 from tests.offenders import Offenders
 
 

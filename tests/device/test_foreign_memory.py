@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deployments.device.device import CpuDevice, CudaDevice
-from deployments.device.memory_budget import (
+from deployments.plan.memory_budget import (
     GIB,
     GRAPH_LAYER_BYTES,
     DeviceMemoryError,

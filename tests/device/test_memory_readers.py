@@ -7,10 +7,10 @@ import psutil
 import pytest
 import torch
 
-from deployments.device import cgroup
-from deployments.device.cgroup import ContainerMemory
 from deployments.device.device import CpuDevice, CudaDevice
 from deployments.device.memory_readers import CpuMemory, CudaMemory, NvmlDevice, memory_reader
+from deployments.plan import cgroup
+from deployments.plan.cgroup import ContainerMemory
 
 GIB = 2**30
 UUID = "1b3e0000-0000-0000-0000-000000000000"

@@ -5,17 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.device import monitor
-from deployments.device.monitor import (
-    NUM_SAMPLES,
-    NUM_WARNINGS,
+from deployments.contract.memory_report import (
     WARN_BELOW,
     WARN_FROM,
-    MemoryMonitor,
     MemoryUse,
     MemoryWarning,
     Watched,
 )
+from deployments.device import monitor
+from deployments.device.monitor import NUM_SAMPLES, NUM_WARNINGS, MemoryMonitor
 
 TOTAL_BYTES = 1000
 DEADLINE_S = 60

@@ -7,7 +7,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from serve_app.commands.check import find_problems
+from serve_app.commands.check.check import find_problems
 from serve_app.commands.cli import app
 from tests.clients.real.snippets import HEADING
 from tests.clients_page import PAGE, sections

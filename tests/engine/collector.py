@@ -5,9 +5,9 @@ from random import Random
 
 import torch
 
+from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.engine import Engine
-from deployments.engine.output import FinishReason, TextDelta
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.tiny_models import (
     EOS_TOKEN_ID,

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from deployments.engine.kv_layout import KVCopy, KVLayout
 from deployments.engine.scheduling.prefixes import MIN_REUSED_TOKENS
+from deployments.plan.kv_layout import KVCopy, KVLayout
 
 Starts = tuple[int, ...]
 

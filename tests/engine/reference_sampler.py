@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import exp, inf, log
 
-from deployments.engine.sampling_params import SamplingParams
+from deployments.contract.sampling_params import SamplingParams
 
 
 def logprobs(logits: Sequence[float]) -> list[float]:

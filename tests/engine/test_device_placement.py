@@ -17,18 +17,18 @@ from transformers import (
 )
 
 from benchmarks.gpu.shapes import TINY
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.attention.attention import ATTENTION_NAME, register_attention
 from deployments.engine.attention.decode_spans import CALL_COST_BYTES
 from deployments.engine.attention.kv_cache import KVCache, KVShape
-from deployments.engine.kv_layout import BLOCK_SIZE, KVLayout
 from deployments.engine.model.runner import ModelRunner
 from deployments.engine.replay.cuda_replay import CudaDecodeReplay
 from deployments.engine.sampling.row import SamplingRow
 from deployments.engine.sampling.sampler import sample
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, StepPlan
 from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
 from deployments.engine.scheduling.token_counts import TokenCounts
+from deployments.plan.kv_layout import BLOCK_SIZE, KVLayout
 from tests.engine.fake_graphs import FakeCapturer
 from tests.engine.fake_varlen import FakeVarlen
 

@@ -3,10 +3,10 @@ from random import Random
 import pytest
 import torch
 
-from deployments.compute.errors import UnsupportedModelError
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.output import FinishReason
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
-from deployments.engine.output import FinishReason
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import (
     GREEDY,

@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from deployments.compute.errors import UnsupportedModelError
 from deployments.compute.token_budget import GOOD_STEPS
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.output import FinishReason
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.grammar.matcher import GrammarMatcher
 from deployments.engine.limits import InvalidSequenceError
-from deployments.engine.output import FinishReason
 from deployments.engine.recovery.step_recovery import OUT_OF_MEMORY
 from deployments.engine.sampling.row import SamplingRow
 from deployments.engine.sampling.sampler import Sampled, sample
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import (
     GREEDY,

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from deployments.contract.output import FinishReason
+from deployments.contract.random_numbers import uniform
+from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
 from deployments.engine.engine import Engine
-from deployments.engine.output import FinishReason
-from deployments.engine.random_numbers import uniform
-from deployments.engine.sampling_params import InvalidParameterError, SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine import reference_sampler as reference
 from tests.engine.collector import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from transformers import PreTrainedModel
 
-from deployments.engine.sampling_params import SamplingParams
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import GREEDY, Collector, random_prompt, run_staggered
 from tests.engine.faults import (

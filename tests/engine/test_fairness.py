@@ -5,7 +5,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.engine.output import FinishReason
+from deployments.contract.output import FinishReason
 from deployments.engine.scheduling.scheduler import Scheduler, StepPlan
 from deployments.engine.scheduling.sequence import Sequence, SequenceState
 from tests.engine.scheduling.test_scheduler import complete, make_scheduler, sequence

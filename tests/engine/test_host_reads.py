@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine import engine as engine_module
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.fake_graphs import FakeCapturer
 from tests.engine.tiny_models import load, make_engine, qwen2

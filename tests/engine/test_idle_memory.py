@@ -10,14 +10,14 @@ from random import Random
 import pytest
 from transformers import PreTrainedModel
 
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine import idle_memory
 from deployments.engine.engine import Engine
 from deployments.engine.engine_thread import EngineThread
 from deployments.engine.idle_memory import KEPT_S, IdleMemory
-from deployments.engine.kv_layout import Extent
 from deployments.engine.limits import EngineLimits
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
+from deployments.plan.kv_layout import Extent
 from tests.engine.collector import Collector, random_prompt
 from tests.engine.layouts import for_each_layout
 from tests.engine.tiny_models import generate, load, qwen2

@@ -2,9 +2,9 @@ from collections.abc import Callable
 
 import pytest
 
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.engine import Engine
 from deployments.engine.invariants import InvariantError
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
 from tests.engine.tiny_models import load, make_engine, qwen2
 

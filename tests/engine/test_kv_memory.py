@@ -8,8 +8,8 @@ from random import Random
 import pytest
 from transformers import PreTrainedModel
 
-from deployments.engine.output import SequenceJournal
-from deployments.engine.sampling_params import SamplingParams
+from deployments.contract.output import SequenceJournal
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import Collector, random_prompt
 from tests.engine.layouts import for_each_layout

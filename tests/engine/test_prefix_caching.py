@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from deployments.contract.output import FinishReason
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
-from deployments.engine.output import FinishReason
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import Collector, image_request, random_prompt
 from tests.engine.layouts import for_each_layout

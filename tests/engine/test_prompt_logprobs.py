@@ -11,12 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
+from deployments.contract.output import FinishReason, TokenLogprobs
+from deployments.contract.sampling_params import (
+    MAX_NUM_PROMPT_LOGPROBS,
+    InvalidParameterError,
+    SamplingParams,
+)
 from deployments.engine import engine as engine_module
 from deployments.engine.detokenizing import token_bytes
 from deployments.engine.engine import Engine
-from deployments.engine.limits import MAX_NUM_PROMPT_LOGPROBS, EngineLimits
-from deployments.engine.output import FinishReason, TokenLogprobs
-from deployments.engine.sampling_params import InvalidParameterError, SamplingParams
+from deployments.engine.limits import EngineLimits
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import GREEDY, Collector, image_request, random_prompt, run_staggered
 from tests.engine.faults import FaultyModel, no_fault, out_of_memory_above

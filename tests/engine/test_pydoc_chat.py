@@ -8,11 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from deployments.contract import ChatMessage, GenerationRequest, ImagePart, TextPart
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.messages import ChatMessage, ImagePart, TextPart
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, load_model
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from models.training.drawings import random_drawing

@@ -16,13 +16,13 @@ import torch
 from llguidance import LLMatcher
 
 from deployments.compute.cpu.attention.row_attention import find_row_attention
-from deployments.compute.cpu.processor import has_bfloat16
+from deployments.contract.output import TextDelta
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, prepare_model
-from deployments.engine.output import TextDelta
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
+from deployments.plan.processor import has_bfloat16
 from tests.engine.collector import image_request, random_prompt
 from tests.engine.tiny_models import EOS_TOKEN_ID, MODELS, SHAPE, byte_tokenizer
 

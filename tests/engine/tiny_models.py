@@ -43,9 +43,9 @@ from transformers import (
 
 from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.engine import Engine
-from deployments.engine.kv_layout import KVLayout
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, prepare_model
+from deployments.plan.kv_layout import KVLayout
 
 VOCAB_SIZE = 300
 EOS_TOKEN_ID = 1

@@ -21,14 +21,9 @@ from typing import Any
 
 import httpx
 
-from deployments.contract import (
-    GenerationRequest,
-    ModelDescription,
-    TextDelta,
-    TokenizedPrompt,
-    TokenizeRequest,
-)
-from deployments.engine.output import FinishReason
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.generation import GenerationRequest, TokenizedPrompt, TokenizeRequest
+from deployments.contract.output import FinishReason, TextDelta
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.async_engine import Take
 from deployments.text_generator import TextGenerator

@@ -14,7 +14,9 @@ from typing import Any, NoReturn
 
 import uvicorn
 
-from deployments.contract import GenerationRequest, ModelDescription, TextDelta
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.output import TextDelta
 from deployments.text_generator import TextGenerator
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app

@@ -15,16 +15,10 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError
 
 from deployments.channel.server import ChannelServer
-from deployments.contract import (
-    Accepted,
-    FinishReason,
-    GenerationEvent,
-    GenerationRequest,
-    SamplingParams,
-    Started,
-    TextDelta,
-)
-from deployments.errors import GenerationFailedError
+from deployments.contract.errors import GenerationFailedError
+from deployments.contract.generation import Accepted, GenerationEvent, GenerationRequest, Started
+from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.sampling_params import SamplingParams
 from raystream.local_handle import LocalHandle
 from serve_app.backends import token_channels
 from serve_app.backends.failover import FailoverGenerationBackend

@@ -7,10 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deployments.contract import GenerationRequest, RequestGroup, SamplingParams
-from deployments.engine.kv_layout import KVLayout
-from deployments.errors import InvalidRequestError, OverloadedError, OverloadReason
+from deployments.contract.errors import InvalidRequestError, OverloadedError, OverloadReason
+from deployments.contract.generation import GenerationRequest, RequestGroup
+from deployments.contract.sampling_params import SamplingParams
 from deployments.generator.admission import Admission, AdmissionLimits, Permit
+from deployments.plan.kv_layout import KVLayout
 from tests.stopped_clock import settle
 
 

@@ -5,10 +5,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from deployments.contract import GenerationRequest, RequestGroup, SamplingParams
-from deployments.engine.kv_layout import KVLayout
-from deployments.errors import OverloadedError
+from deployments.contract.errors import OverloadedError
+from deployments.contract.generation import GenerationRequest, RequestGroup
+from deployments.contract.sampling_params import SamplingParams
 from deployments.generator.admission import Admission, AdmissionLimits, Permit
+from deployments.plan.kv_layout import KVLayout
 from tests.stopped_clock import settle
 
 LAYOUT = KVLayout(capacities=(100,), num_blocks=(10,), block_size=10)

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from deployments.contract import (
+from deployments.contract.errors import InvalidRequestError, RaystreamError
+from deployments.contract.generation import (
     Accepted,
-    FinishReason,
     GenerationEvent,
     GenerationRequest,
     Refused,
     RequestGroup,
-    SamplingParams,
     StreamKey,
 )
+from deployments.contract.output import FinishReason
+from deployments.contract.sampling_params import SamplingParams
 from deployments.device.device import CpuDevice
-from deployments.engine.kv_layout import BLOCK_SIZE
-from deployments.errors import InvalidRequestError, RaystreamError
 from deployments.generator.prompt_encoder import EncodedPrompt
+from deployments.plan.kv_layout import BLOCK_SIZE
 from deployments.text_generator import TextGenerator
 from serve_app.backends.text_stream import read_to_end
 from tests.deployments.local_handle import local_backend, read

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.contract import ChatMessage, ImagePart, TextPart, Tool, ToolCall
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.messages import ChatMessage, ImagePart, TextPart, Tool, ToolCall
 from deployments.generator.alternation import KINDS, find_refused, put
 from deployments.generator.chat_template import ChatTemplate
 from tests.engine.tiny_models import byte_tokenizer

@@ -5,16 +5,16 @@ from functools import cache
 
 import pytest
 
-from deployments.contract import FinishReason, SamplingParams, TextDelta
-from deployments.engine.engine import Engine
-from deployments.engine.engine_thread import EngineDeadError
-from deployments.engine.output import EngineStats
-from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.errors import (
+from deployments.contract.errors import (
     GenerationAbortedError,
     GenerationFailedError,
     ReplicaUnavailableError,
 )
+from deployments.contract.output import EngineStats, FinishReason, TextDelta
+from deployments.contract.sampling_params import SamplingParams
+from deployments.engine.engine import Engine
+from deployments.engine.engine_thread import EngineDeadError
+from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.async_engine import AsyncEngine
 from tests.engine.shared_traces import shared_traces
 from tests.engine.tiny_models import load, make_engine, qwen2

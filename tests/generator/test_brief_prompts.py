@@ -2,15 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.contract import (
-    ChatMessage,
-    GenerationRequest,
-    ImagePart,
-    SamplingParams,
-    TextPart,
-    Tool,
-    ToolCall,
-)
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.messages import ChatMessage, ImagePart, TextPart, Tool, ToolCall
+from deployments.contract.sampling_params import SamplingParams
 from deployments.generator.brief_prompts import MAX_CHARACTERS, are_brief
 
 LONGEST = GenerationRequest("r", "x" * MAX_CHARACTERS, SamplingParams())

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from deployments.compute.errors import UnsupportedModelError
-from deployments.contract import ChatMessage, ImagePart, TextPart, Tool, ToolCall
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.messages import ChatMessage, ImagePart, TextPart, Tool, ToolCall
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.tool_call_format import HERMES, MISTRAL
 from deployments.generator.chat_template import ChatTemplate, choose_tool_call_format, special_marks
-from deployments.tool_call_format import HERMES, MISTRAL
 from tests.deployments import tiny_folder
 from tests.engine.tiny_models import byte_tokenizer
 from tests.generator import tiny_processor

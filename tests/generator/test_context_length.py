@@ -1,7 +1,9 @@
 import pytest
 
-from deployments.contract import ChatMessage, GenerationRequest, SamplingParams, TextPart
-from deployments.errors import ContextLengthExceededError
+from deployments.contract.errors import ContextLengthExceededError
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.messages import ChatMessage, TextPart
+from deployments.contract.sampling_params import SamplingParams
 from deployments.generator.context_length import fit_length
 
 HI = (ChatMessage("user", (TextPart("hi"),)),)

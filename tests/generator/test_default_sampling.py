@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from deployments.compute.errors import UnsupportedModelError
-from deployments.contract import SamplingParams
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.sampling_params import SamplingParams
 from deployments.generator.default_sampling import default_sampling, with_default_length
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from deployments.contract.model_spec import ModelSpec
 from deployments.engine.model.loader import load_model
 from deployments.generator.description import describe_files, describe_model
 from deployments.generator.prompt_encoder import PromptEncoder
-from deployments.model_spec import ModelSpec
 from tests.deployments.tiny_folder import spec
 
 PYDOC_CHAT = Path(__file__).resolve().parents[2] / "models/pydoc-chat"

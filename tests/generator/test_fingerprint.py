@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from deployments.contract.model_spec import ModelSpec
 from deployments.generator.fingerprint import content_digest, model_folder, system_fingerprint
-from deployments.model_spec import ModelSpec
 from tests.deployments.tiny_folder import spec
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image, ImageOps
 
-from deployments.errors import InvalidImageError
+from deployments.contract.errors import InvalidImageError
 from deployments.generator.images import decode_image
 from tests.offenders import Offenders
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from deployments.contract import ImagePart, TextPart
+from deployments.contract.messages import ImagePart, TextPart
 from deployments.generator.message_content import (
     FIRST,
     SECOND,

@@ -11,23 +11,18 @@ from PIL import Image, ImageOps
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase
 
-from deployments.compute.errors import UnsupportedModelError
-from deployments.contract import (
-    ChatMessage,
-    GenerationRequest,
-    ImagePart,
-    SamplingParams,
-    TextPart,
-    TokenizeRequest,
-)
-from deployments.engine.model.loader import load_text_side
-from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.errors import (
+from deployments.contract.errors import (
     GenerationFailedError,
     InvalidImageError,
     InvalidRequestError,
     RaystreamError,
 )
+from deployments.contract.generation import GenerationRequest, TokenizeRequest
+from deployments.contract.messages import ChatMessage, ImagePart, TextPart
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.sampling_params import SamplingParams
+from deployments.engine.model.loader import load_text_side
+from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from tests.deployments import tiny_folder
 from tests.engine.tiny_models import (

@@ -1,10 +1,10 @@
 import pytest
 
-from deployments.compute.errors import UnsupportedModelError
-from deployments.contract import ReasoningTokens
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.reasoning_format import DEEPSEEK_R1, QWEN3
+from deployments.contract.sampling_params import ReasoningTokens
 from deployments.generator.chat_template import ChatTemplate
 from deployments.generator.reasoning import choose_reasoning_format, describe_reasoning
-from deployments.reasoning_format import DEEPSEEK_R1, QWEN3
 from tests.deployments.tiny_folder import REASONING_TEMPLATE
 from tests.engine.tiny_models import byte_tokenizer
 

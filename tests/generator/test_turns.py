@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deployments.engine.kv_layout import KVLayout
 from deployments.generator.turns import Place, Turns
+from deployments.plan.kv_layout import KVLayout
 
 LAYOUT = KVLayout(capacities=(12, 4), num_blocks=(8, 5), block_size=2)
 

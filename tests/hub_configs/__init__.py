@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import AutoConfig
 
-from deployments.model_shape import ModelShape
+from deployments.plan.model_shape import ModelShape
 
 FOLDER = Path(__file__).parent
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from deployments.device.memory_budget import GIB
+from deployments.plan.memory_budget import GIB
 from k8s.gpu_configs import OVERLAYS, Model, on_gpus
 from k8s.make_base import K8S, ROOT, on_cluster
 from serve_app.commands.cli import app

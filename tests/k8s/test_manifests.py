@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from k8s.make_base import BASE, MONITORING
-from serve_app.commands.check import find_problems
+from serve_app.commands.check.check import find_problems
 from serve_app.config import AuthConfig
 from serve_app.keys.api_keys import ApiKeysError, load_api_keys
 from tests.k8s.manifests import ROOT, find_faults, parse

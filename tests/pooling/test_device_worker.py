@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.contract import ROW_DTYPE
-from deployments.errors import PoolingFailedError, ReplicaUnavailableError
+from deployments.contract.errors import PoolingFailedError, ReplicaUnavailableError
+from deployments.contract.pooling import ROW_DTYPE
 from deployments.pooling.device_worker import BatchStats, DeviceWorker
 from deployments.pooling.lanes import MIN_LANE_TOKENS
 from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue, TokenIds

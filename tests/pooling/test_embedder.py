@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from transformers import PreTrainedModel
 
-from deployments.contract import PoolingRequest
+from deployments.contract.pooling import PoolingRequest
 from deployments.pooling.model_loader import LoadedPooler, load_pooler
 from deployments.pooling.pooling_model import PoolingModel
 from deployments.pooling.text_encoder import EncodedTexts, TextEncoder

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from deployments.compute.errors import UnsupportedModelError
+from deployments.contract.model_errors import UnsupportedModelError
 from deployments.pooling.model_loader import LoadedPooler, load_outline, load_pooler, num_positions
 from deployments.pooling.packed_backbone import PackedBackbone
 from tests.pooling.tiny_classifiers import LABELS, bert, mpnet, qwen2, roberta

@@ -3,7 +3,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from deployments.errors import InvalidRequestError, OverloadedError, ReplicaUnavailableError
+from deployments.contract.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    ReplicaUnavailableError,
+)
 from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue
 
 ENOUGH = QueueLimits(100, None)

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from deployments.compute.errors import UnsupportedModelError
-from deployments.model_spec import ModelSpec
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.model_spec import ModelSpec
 from deployments.pooling.description import describe_files, describe_model
 from deployments.pooling.model_loader import load_pooler
 from deployments.pooling.sentence_files import SentenceFiles, read_sentence_files

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from deployments.contract import PoolingInput, PoolingRequest, TextPair
-from deployments.errors import (
+from deployments.contract.errors import (
     ContextLengthExceededError,
     InvalidRequestError,
     PoolingFailedError,
     RaystreamError,
 )
+from deployments.contract.pooling import PoolingInput, PoolingRequest, TextPair
 from deployments.pooling.text_encoder import EncodedTexts, TextEncoder
 from tests.engine.tiny_models import byte_tokenizer
 from tests.pooling.tiny_folder import framing_tokenizer

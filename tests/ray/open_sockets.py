@@ -16,7 +16,7 @@ PROGRAMS = {
     "dashboard/dashboard.py": "dashboard",
     "autoscaler/_private/monitor.py": "monitor",
     "multiprocessing.forkserver": "dashboard",
-    "serve_app.commands.driver": "driver",
+    "serve_app.commands.run.driver": "driver",
 }
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OTHERS_MAY_ENTER = stat.S_IXGRP | stat.S_IXOTH

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from serve_app.commands.announcement import is_ready
+from serve_app.commands.run.announcement import is_ready
 from tests.ray.serve_run import WITH_SIGNALS, wait_until
 
 DEADLINE_S = 240

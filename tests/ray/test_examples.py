@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.commands.server_record import own_servers
+from serve_app.commands.run.server_record import own_servers
 from tests.clients_page import ADDRESS
 from tests.docs.pages import ROOT, Example, Page, guides
 from tests.ray.serve_run import Server

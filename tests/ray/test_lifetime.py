@@ -11,8 +11,8 @@ from random import Random
 import psutil
 import pytest
 
+from serve_app.commands.run.supervise import STOP_S
 from serve_app.commands.server_environment import is_free
-from serve_app.commands.supervise import STOP_S
 from tests.ray.serve_run import (
     READY_DEADLINE_S,
     STOP_DEADLINE_S,

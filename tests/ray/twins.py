@@ -17,9 +17,10 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.channel.outbox import OutgoingStream
 from deployments.channel.server import ChannelServer
-from deployments.contract import StreamKey, TextDelta
-from deployments.model_replica import node_address
-from deployments.model_spec import ModelSpec
+from deployments.contract.generation import StreamKey
+from deployments.contract.model_spec import ModelSpec
+from deployments.contract.output import TextDelta
+from deployments.replica.model_replica import node_address
 from deployments.text_generator import TextGenerator
 from serve_app.config import ApiKey, AppConfig, ModelConfig
 from serve_app.ingress import Ingress

@@ -16,9 +16,9 @@ from ray.exceptions import AuthenticationError
 from ray.serve.exceptions import RayServeException
 
 import raystream.applications as module
-from deployments.errors import ModelNotFoundError, ReplicaUnavailableError
+from deployments.contract.errors import ModelNotFoundError, ReplicaUnavailableError
 from raystream.applications import Applications, connect, find_application, reaching
-from serve_app.commands.server_record import FoundServer, ServerRecord
+from serve_app.commands.run.server_record import FoundServer, ServerRecord
 from serve_app.config import AppConfig
 from serve_app.served_models import ApplicationDescription
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import ray
 
-from deployments.errors import (
+from deployments.contract.errors import (
     ContextLengthExceededError,
     InvalidRequestError,
     RaystreamError,

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.contract import FinishReason, TextDelta
-from deployments.errors import (
+from deployments.contract.errors import (
     FirstTokenTimeoutError,
     GenerationFailedError,
     InvalidRequestError,
     OverloadedError,
     WrongTaskError,
 )
+from deployments.contract.output import FinishReason, TextDelta
 from raystream.model import Delta, Model
 from serve_app.api.intake.context import ApiContext
 from serve_app.backends.serving_states import ServingStates

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from ray.serve import Application
 
-from deployments.model_spec import ModelSpec
+from deployments.contract.model_spec import ModelSpec
 from deployments.text_generator import TextGenerator
 from serve_app import app
 from serve_app.config import AppConfig

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from k8s.make_base import BASE
-from serve_app.commands.check import find_problems
+from serve_app.commands.check.check import find_problems
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from serve_app.middleware.auth import OPEN_PATHS, READING

@@ -6,15 +6,11 @@ import traceback
 import httpx
 import pytest
 
-from deployments.contract import (
-    ChatMessage,
-    FinishReason,
-    GenerationRequest,
-    PoolingRequest,
-    TextDelta,
-    TextPart,
-)
-from deployments.errors import GenerationFailedError
+from deployments.contract.errors import GenerationFailedError
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.messages import ChatMessage, TextPart
+from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.pooling import PoolingRequest
 from tests.serve_app.apps import (
     ALICE,
     CHAT,

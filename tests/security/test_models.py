@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.errors import ReplicaUnavailableError
+from deployments.contract.errors import ReplicaUnavailableError
 from tests.serve_app.apps import CHAT, client_of, make_app, question
 from tests.serve_app.fakes import FakeBackend
 

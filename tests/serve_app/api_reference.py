@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-import deployments.errors
-from deployments.errors import RaystreamError
+import deployments.contract.errors
+from deployments.contract.errors import RaystreamError
 from serve_app.config import AppConfig
 from serve_app.http.route_docs import ERROR_CAUSES
 from serve_app.ingress import AppParts, build_app
@@ -131,7 +131,7 @@ def _error_classes() -> Iterator[type[RaystreamError]]:
     """Yield the classes from the special to the general, so that the general one has its code."""
     classes = [
         each
-        for each in vars(deployments.errors).values()
+        for each in vars(deployments.contract.errors).values()
         if isinstance(each, type) and issubclass(each, RaystreamError)
     ]
     return reversed(classes)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from deployments.autoscaling import LoadPolicy
-from serve_app.commands.check import BatchingConfig, LoadPolicyConfig
+from serve_app.commands.check.check import BatchingConfig, LoadPolicyConfig
 from serve_app.config import (
     ApiKey,
     AppConfig,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deployments.model_spec import ModelSpec
+from deployments.contract.model_spec import ModelSpec
 
 
 @dataclass

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from deployments.contract import (
+from deployments.contract.descriptions import EmbeddingDescription, PoolerDescription
+from deployments.contract.errors import ContextLengthExceededError, RaystreamError
+from deployments.contract.pooling import (
     ROW_DTYPE,
-    EmbeddingDescription,
     PooledText,
-    PoolerDescription,
     PoolingInput,
     PoolingRequest,
     TextPair,
 )
-from deployments.errors import ContextLengthExceededError, RaystreamError
 
 MAX_MODEL_LEN = 512
 

@@ -4,20 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from deployments.contract import (
-    FinishReason,
-    GenerationRequest,
-    ModelDescription,
-    PromptReasoning,
-    SamplingParams,
-    TextDelta,
-    TokenizedPrompt,
-    TokenizeRequest,
-)
-from deployments.errors import InvalidRequestError
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.generation import GenerationRequest, TokenizedPrompt, TokenizeRequest
+from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.reasoning_format import PromptReasoning
+from deployments.contract.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from deployments.errors import RaystreamError
+    from deployments.contract.errors import RaystreamError
 
 # What a fake stream does: send a list of deltas, raise an error, or wait for an event.
 Step = list[TextDelta] | Exception | asyncio.Event

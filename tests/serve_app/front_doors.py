@@ -15,7 +15,7 @@ from ray.serve.config import HTTPOptions
 from starlette.types import ASGIApp
 
 from benchmarks.free_port import free_port, free_ports
-from serve_app.commands.announcement import local_url
+from serve_app.commands.run.announcement import local_url
 from serve_app.commands.server_environment import MIDDLEWARE, SERVER_EDGE
 from serve_app.http.replica_header import haproxy_name
 from serve_app.middleware import server_edge
@@ -103,7 +103,7 @@ async def behind_haproxy(
     file = folder / "haproxy.cfg"
     HAProxyApi(config, {"raystream": backend}, str(file))._generate_config_file_internal()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "serve_app.commands.haproxy", "-f", str(file), "-db"),
+        *(sys.executable, "-m", "serve_app.commands.run.haproxy", "-f", str(file), "-db"),
         env={**os.environ, "PYTHONPATH": str(ROOT), MIDDLEWARE: SERVER_EDGE if actor else ""},
         stderr=asyncio.subprocess.DEVNULL,
     )

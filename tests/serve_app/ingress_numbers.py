@@ -1,4 +1,4 @@
-from deployments.metric_store import Metric
+from deployments.contract.metric_store import Metric
 from serve_app.metrics import IngressMetrics
 
 

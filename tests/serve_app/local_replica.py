@@ -8,8 +8,8 @@ from typing import Any, TypeVar, cast
 import httpx
 from ray import serve
 
+from deployments.contract.model_spec import ModelSpec
 from deployments.device.device import open_device
-from deployments.model_spec import ModelSpec
 from deployments.text_generator import TextGenerator
 from deployments.text_pooler import TextPooler
 from serve_app.config import AppConfig

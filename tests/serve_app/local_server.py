@@ -16,7 +16,7 @@ import uvicorn
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from fastapi import FastAPI
 
-from deployments.model_replica import ModelReplica
+from deployments.replica.model_replica import ModelReplica
 from deployments.text_generator import TextGenerator
 from deployments.text_pooler import TextPooler
 from raystream.local_handle import LocalHandle

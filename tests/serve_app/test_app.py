@@ -15,9 +15,9 @@ from ray.serve.schema import ServeApplicationSchema
 import deployments
 import serve_app
 from serve_app import app
-from serve_app.commands import worker_logs
-from serve_app.commands.announcement import Announcement
-from serve_app.commands.compose import BUILDER
+from serve_app.commands.check.compose import BUILDER
+from serve_app.commands.run import worker_logs
+from serve_app.commands.run.announcement import Announcement
 from serve_app.commands.server_environment import HAPROXY
 from serve_app.config import AppConfig, AuthConfig, ModelConfig
 from serve_app.placement import Demand

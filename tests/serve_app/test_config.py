@@ -4,7 +4,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from deployments.tracing import TracingSettings
+from deployments.contract.tracing import TracingSettings
 from serve_app.config import (
     GENERATION_KEYS,
     INGRESS_NAME,

@@ -1,7 +1,7 @@
 import pytest
 
-from deployments.errors import OverloadReason
-from deployments.metric_table import GENERATOR, POOLER
+from deployments.contract.errors import OverloadReason
+from deployments.contract.metric_table import GENERATOR, POOLER
 from serve_app.http.access_record import AccessRecord, MoveReason
 from serve_app.metrics import (
     ALL,

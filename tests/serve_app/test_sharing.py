@@ -3,7 +3,7 @@ from typing import Any, Literal
 
 import pytest
 
-from deployments.model_shape import ModelShape
+from deployments.plan.model_shape import ModelShape
 from serve_app.config import ModelConfig
 from serve_app.sharing import resolve_models, share_gpus, to_spec
 from serve_app.shipped_files import SHIPPED

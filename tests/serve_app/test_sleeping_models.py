@@ -6,18 +6,14 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from deployments.contract import (
-    GenerationRequest,
-    ModelDescription,
-    TokenizedPrompt,
-    TokenizeRequest,
-)
-from deployments.errors import (
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.errors import (
     ContextLengthExceededError,
     OverloadedError,
     RaystreamError,
     ReplicaUnavailableError,
 )
+from deployments.contract.generation import GenerationRequest, TokenizedPrompt, TokenizeRequest
 from serve_app.backends import cold_start, serving_states
 from serve_app.backends.running_replicas import ReplicaFacts, RunningReplicas
 from serve_app.backends.serving_states import DeploymentState, ServingState

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 import httpx
 import pytest
 
-from deployments.contract import GenerationRequest, SamplingParams
-from deployments.gen_ai_spans import ModelSpans
+from deployments.contract.gen_ai_spans import ModelSpans
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.sampling_params import SamplingParams
+from deployments.contract.tracing import SpanKind, Tracer, TracingSettings, open_tracer
 from deployments.text_generator import TextGenerator
-from deployments.tracing import SpanKind, Tracer, TracingSettings, open_tracer
 from raystream.local_handle import LocalHandle
 from serve_app.backends.generation import HandleGenerationBackend
 from serve_app.config import AppConfig

@@ -10,7 +10,7 @@ from deployments.compute.cpu.jit.openmp import find_parallel
 from deployments.compute.cpu.linear.prepacked_linear import can_prepack
 from deployments.compute.cpu.linear.quantized_linear import quantization_obstacle
 from deployments.compute.cpu.linear.small_batch_kernel import find_arithmetic
-from deployments.compute.cpu.processor import features, has_bfloat16
+from deployments.plan.processor import features, has_bfloat16
 
 
 def describe_kernels() -> Iterator[tuple[str, str]]:

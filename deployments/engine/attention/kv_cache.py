@@ -25,8 +25,8 @@ from transformers.cache_utils import CacheLayerMixin
 
 from deployments.compute.cpu.memory import ReservedMemory
 from deployments.compute.kv_rows import AttendRows
-from deployments.engine.kv_layout import Extent, KVCopy, KVLayout, layers_by_capacity
-from deployments.model_shape import kv_heads_of, windows_of
+from deployments.plan.kv_layout import Extent, KVCopy, KVLayout, layers_by_capacity
+from deployments.plan.model_shape import kv_heads_of, windows_of
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedConfig

@@ -4,10 +4,10 @@ from collections.abc import Collection
 
 from transformers import PreTrainedTokenizerBase
 
+from deployments.contract.output import FinishReason, TextDelta
 from deployments.engine.detokenizing.detokenizer import Detokenizer, UndecodableError, decode_with
 from deployments.engine.detokenizing.token_bytes import TokenBytes
 from deployments.engine.limits import InvalidSequenceError
-from deployments.engine.output import FinishReason, TextDelta
 from deployments.engine.sampling.logprobs import PromptScores
 from deployments.engine.sampling.sampler import Sampled
 from deployments.engine.scheduling.sequence import Sequence, SequenceRequest

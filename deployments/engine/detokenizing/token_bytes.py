@@ -21,7 +21,7 @@ from itertools import count
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from deployments.engine.output import PromptLogprobs, TokenLogprob, TokenLogprobs
+from deployments.contract.output import PromptLogprobs, TokenLogprob, TokenLogprobs
 from deployments.engine.sampling.logprobs import PositionLogprobs, PromptScores
 
 SPACE_OF_SENTENCEPIECE = "\u2581"

@@ -5,7 +5,7 @@ A `GrammarCompiler` belongs to a model. A `GrammarMatcher` belongs to one sequen
 a step, so it stays valid when the sequence moves or is recomputed. A `ReasoningMatcher` lets its
 sequence reason first.
 
-Grammars come from clients, so their cost is bounded (`deployments.engine.grammar.limits`). When a
+Grammars come from clients, so their cost is bounded (`deployments.contract.grammar.limits`). When a
 grammar exceeds a limit or leads into a dead end, only its own sequence ends with an error.
 
 llguidance is imported with the first grammar: an engine without grammars runs without it.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from deployments.engine.sampling_params import (
+from deployments.contract.sampling_params import (
     GRAMMAR_PARAM,
     InvalidParameterError,
     ReasoningTokens,
@@ -238,7 +238,7 @@ class GrammarCompiler:
     def _grammar_matcher(self, grammar: str) -> GrammarMatcher:
         from llguidance import LLMatcher
 
-        from deployments.engine.grammar.limits import parser_limits
+        from deployments.contract.grammar.limits import parser_limits
 
         vocabulary = self._constrained_vocabulary()
         bare = LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits(grammar))

@@ -28,10 +28,10 @@ from deployments.engine.model.traced_forward import TracedForward, trace
 from deployments.engine.replay.cuda_capture import GraphCapturer
 from deployments.engine.replay.cuda_replay import CudaDecodeReplay
 from deployments.engine.replay.decode_replay import DecodeReplay
-from deployments.engine.replay.graph_sizes import MAX_GRAPHS
 from deployments.engine.sampling.logprobs import PromptScores, score_prompt
 from deployments.engine.scheduling.scheduler import PrefillChunk, StepPlan
 from deployments.engine.scheduling.sequence import Sequence
+from deployments.plan.graph_sizes import MAX_GRAPHS
 
 STOCK_ATTENTION = "sdpa"
 """The attention implementation that prefills prompts with images."""

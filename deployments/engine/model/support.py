@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from deployments.compute.device_errors import is_out_of_memory
-from deployments.compute.errors import UnsupportedModelError
-from deployments.model_shape import longrope_range, rope_parameters
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.plan.model_shape import longrope_range, rope_parameters
 
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 

@@ -23,10 +23,10 @@ from deployments.compute.traced_graph import NotTraceableError, attend, simplify
 from deployments.engine.attention.attention import store_and_attend
 from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
-from deployments.engine.kv_layout import KVLayout
 from deployments.engine.model.forward import Forward, StockForward
 from deployments.engine.model.speedups import Speedups
 from deployments.engine.replay.decode_replay import DecodeReplay
+from deployments.plan.kv_layout import KVLayout
 
 logger = logging.getLogger(__name__)
 

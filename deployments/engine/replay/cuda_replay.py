@@ -23,9 +23,9 @@ from deployments.compute.host_to_device import host_tensor
 from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import PackedStep, Starts
 from deployments.engine.replay.cuda_capture import Graph, GraphCapturer
-from deployments.engine.replay.graph_sizes import DecodeBucket, DecodeBuckets
 from deployments.engine.replay.row_order import RowOrder
 from deployments.engine.replay.static_decode import CudaStaticDecodeStep
+from deployments.plan.graph_sizes import DecodeBucket, DecodeBuckets
 
 logger = logging.getLogger(__name__)
 

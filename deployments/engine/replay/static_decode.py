@@ -20,7 +20,7 @@ from deployments.engine.attention.decode_spans import MAX_GATHERED_BYTES, Decode
 from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import DecodePlaces, PackedStep
 from deployments.engine.attention.varlen_reads import ExtentReads
-from deployments.engine.replay.graph_sizes import DecodeBucket
+from deployments.plan.graph_sizes import DecodeBucket
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from deployments.engine.sampling_params import SamplingParams
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.scheduling.token_counts import TokenCounts
 
 if TYPE_CHECKING:

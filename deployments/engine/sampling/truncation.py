@@ -11,9 +11,9 @@ from math import inf
 import torch
 
 from deployments.compute.host_to_device import take_rows, to_device
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.sampling.block_reductions import sums_of_rows
 from deployments.engine.sampling.stable_top_k import stable_top_k
-from deployments.engine.sampling_params import SamplingParams
 
 SHORT_LIST = 128
 """Rows with a top_k up to this are truncated together, and rows with a larger one separately, so

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from deployments.engine.kv_layout import Extent
+from deployments.plan.kv_layout import Extent
 
 Holder = TypeVar("Holder", bound=Hashable)
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
-from deployments.engine.kv_layout import KVCopy, KVLayout
 from deployments.engine.scheduling.block_pool import BlockPool, Move
+from deployments.plan.kv_layout import KVCopy, KVLayout
 
 Holder = TypeVar("Holder", bound=Hashable)
 Blocks = tuple[int, ...]

@@ -22,7 +22,6 @@ import logging
 from collections.abc import Iterator
 from operator import add, attrgetter, sub
 
-from deployments.engine.kv_layout import KVCopy, KVLayout
 from deployments.engine.scheduling.kv_extents import Blocks, KVExtents
 from deployments.engine.scheduling.prefixes import (
     MIN_REUSED_TOKENS,
@@ -34,6 +33,7 @@ from deployments.engine.scheduling.prefixes import (
     num_stored_tokens,
 )
 from deployments.engine.scheduling.sequence import Sequence, SequenceState
+from deployments.plan.kv_layout import KVCopy, KVLayout
 
 logger = logging.getLogger(__name__)
 

@@ -36,9 +36,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deployments.engine.kv_layout import KVCopy, KVLayout
 from deployments.engine.scheduling.kv_table import KVTable
 from deployments.engine.scheduling.sequence import Sequence, SequenceState
+from deployments.plan.kv_layout import KVCopy, KVLayout
 
 MAX_SCORED_ROWS = 1024
 """The most rows of prompts in a step whose logits are computed for log-probabilities. It bounds

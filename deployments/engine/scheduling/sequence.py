@@ -13,8 +13,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from deployments.engine.output import FinishReason, SequenceJournal
-from deployments.engine.sampling_params import SamplingParams
+from deployments.contract.output import FinishReason, SequenceJournal
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.scheduling.token_counts import TokenCounts
 
 if TYPE_CHECKING:

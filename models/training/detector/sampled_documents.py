@@ -16,10 +16,10 @@ from typing import Any, Final
 import torch
 from rich.progress import Progress
 
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, load_model
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
 from models.training.conversations import PHRASINGS, SMALL_TALK, SYSTEM_PROMPTS
 from models.training.corpus import Entry, load_corpus

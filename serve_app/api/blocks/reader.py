@@ -12,7 +12,8 @@ from itertools import groupby
 
 from pydantic_core import from_json
 
-from deployments.contract import TextDelta, ToolCall
+from deployments.contract.messages import ToolCall
+from deployments.contract.output import TextDelta
 from serve_app.api.reasoning.parser import SplitText
 from serve_app.api.reasoning.separation import Separation
 from serve_app.api.tools.offer import ToolOffer

@@ -4,8 +4,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
 
-from deployments.contract import TextDelta
-from deployments.errors import RaystreamError
+from deployments.contract.errors import RaystreamError
+from deployments.contract.output import TextDelta
 from serve_app.backends.choices import Choices
 from serve_app.streaming.sse import LastEvent
 

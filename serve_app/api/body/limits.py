@@ -6,8 +6,8 @@ limits that apply while the body is read, and `images` checks the limits on imag
 
 from collections.abc import Iterator, Sequence
 
-from deployments.contract import ChatMessage, TextPart
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.messages import ChatMessage, TextPart
 from serve_app.config import LimitsConfig
 
 Prompt = tuple[ChatMessage, ...] | str | tuple[int, ...]

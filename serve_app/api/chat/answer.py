@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.contract import TextDelta, TokenLogprobs
+from deployments.contract.output import TextDelta, TokenLogprobs
 from serve_app.api.chat.schema import AnswerFinish, AnswerMessage, ChatCompletion, Choice
 from serve_app.api.openai.answer_stream import AnswerHead
 from serve_app.api.openai.logprobs import ChoiceLogprobs, prompt_positions

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from deployments.contract import ModelDescription, TemplatePairs
-from deployments.engine.sampling_params import MAX_NUM_TOP_LOGPROBS
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.messages import TemplatePairs
+from deployments.contract.sampling_params import MAX_NUM_TOP_LOGPROBS
 from serve_app.api.openai.answer_schema import PROMPT_LOGPROBS, AnswerFields, Chunk
 from serve_app.api.openai.logprobs import ChoiceLogprobs, PromptPositions
 from serve_app.api.openai.prompt_schema import Messages

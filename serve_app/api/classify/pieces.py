@@ -9,7 +9,7 @@ from itertools import islice
 from math import fsum
 from typing import Literal, TypeVar
 
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
 from serve_app.api.body.limits import check_text_bytes, num_utf8_bytes
 from serve_app.api.classify.splitter import Span, split
 from serve_app.config import LimitsConfig

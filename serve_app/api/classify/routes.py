@@ -7,8 +7,8 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from deployments.contract import PooledText, PoolingRequest
-from deployments.errors import ContextLengthExceededError, RaystreamError
+from deployments.contract.errors import ContextLengthExceededError, RaystreamError
+from deployments.contract.pooling import PooledText, PoolingRequest
 from serve_app.api.body.limits import check_texts
 from serve_app.api.classify.pieces import TextPieces, split_texts, whole_texts
 from serve_app.api.classify.schema import (

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-from deployments.contract import PooledText
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.pooling import PooledText
 from serve_app.api.classify.pieces import TextPiece, TextPieces, whole_scores
 from serve_app.api.classify.schema import ClassifiedPiece, ClassifiedText, LabelScore, SplitOptions
 

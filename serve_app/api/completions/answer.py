@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from deployments.contract import PromptLogprobs, TextDelta
+from deployments.contract.output import PromptLogprobs, TextDelta
 from serve_app.api.completions.schema import Completion, CompletionChoice, CompletionRequest
 from serve_app.api.openai.answer_stream import AnswerHead
 from serve_app.api.openai.logprobs import (

@@ -8,8 +8,8 @@ from typing import Final, Self
 
 from fastapi import APIRouter, Request, Response
 
-from deployments.engine.limits import MAX_NUM_PROMPT_LOGPROBS
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.sampling_params import MAX_NUM_PROMPT_LOGPROBS
 from serve_app.api.completions.answer import CompletionFramer, whole_answer
 from serve_app.api.completions.schema import Completion, CompletionChunk, CompletionRequest
 from serve_app.api.intake.context import ApiContext

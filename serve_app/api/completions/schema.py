@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from deployments.engine.sampling_params import MAX_NUM_TOP_LOGPROBS
+from deployments.contract.sampling_params import MAX_NUM_TOP_LOGPROBS
 from serve_app.api.openai.answer_schema import PROMPT_LOGPROBS, AnswerFields, Chunk
 from serve_app.api.openai.logprobs import CompletionLogprobs, PromptPositions
 from serve_app.api.openai.text_schema import PROMPT_FORMS, PromptTokenIds, Text

@@ -10,14 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
-from deployments.contract import (
-    ROW_DTYPE,
-    EmbeddingDescription,
-    PooledText,
-    PoolingInput,
-    PoolingRequest,
-)
-from deployments.errors import InvalidRequestError, RaystreamError
+from deployments.contract.descriptions import EmbeddingDescription
+from deployments.contract.errors import InvalidRequestError, RaystreamError
+from deployments.contract.pooling import ROW_DTYPE, PooledText, PoolingInput, PoolingRequest
 from serve_app.api.body.limits import check_texts
 from serve_app.api.embeddings.schema import Embedding, Embeddings, EmbeddingsBody
 from serve_app.api.intake.context import ApiContext

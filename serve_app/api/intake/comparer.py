@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from deployments.contract import PooledText, PoolingOperation, PoolingRequest, TextPair
-from deployments.errors import RaystreamError
+from deployments.contract.errors import RaystreamError
+from deployments.contract.pooling import PooledText, PoolingOperation, PoolingRequest, TextPair
 from serve_app.api.body.limits import check_text_bytes, num_utf8_bytes
 from serve_app.api.intake.faulty_text import ALL_TEXTS, faulty_text, renamed
 from serve_app.backends.catalog import ServedPooler

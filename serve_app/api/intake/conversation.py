@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
 from serve_app.api.openai.prompt_schema import MessageBody, PartBody, Role, TextPartBody
 from serve_app.api.tools.schema import CalledFunctionBody, ToolCallBody
 

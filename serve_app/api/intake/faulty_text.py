@@ -6,7 +6,7 @@ A replica knows the texts only as a list, which it calls `input`; a surface has 
 import re
 from typing import Final
 
-from deployments.errors import ContextLengthExceededError, RaystreamError
+from deployments.contract.errors import ContextLengthExceededError, RaystreamError
 
 ALL_TEXTS: Final = "input"
 """What an error names that is about all texts together."""

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from deployments.contract import ChatMessage, ImagePart, TextPart
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.messages import ChatMessage, ImagePart, TextPart
 from serve_app.api.body.limits import check_messages
 from serve_app.api.openai.prompt_schema import (
     ImagePartBody,

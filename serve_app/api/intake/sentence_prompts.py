@@ -3,8 +3,8 @@
 Source: sentence-transformers 6.2, sentence_transformer/model.py, encode_query, encode_document
 """
 
-from deployments.contract import EmbeddingDescription
-from deployments.errors import InvalidRequestError
+from deployments.contract.descriptions import EmbeddingDescription
+from deployments.contract.errors import InvalidRequestError
 
 
 def named_prompt(vectors: EmbeddingDescription, name: str | None) -> str:

@@ -7,15 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar, TypeVarTuple
 
-from deployments.bounded_executor import BoundedExecutor
-from deployments.contract import (
-    GenerationRequest,
-    ReasoningDescription,
-    SamplingParams,
-    TemplatePairs,
-)
-from deployments.errors import InvalidRequestError
-from deployments.gen_ai_spans import operation_of
+from deployments.contract.bounded_executor import BoundedExecutor
+from deployments.contract.descriptions import ReasoningDescription
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.gen_ai_spans import operation_of
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.messages import TemplatePairs
+from deployments.contract.sampling_params import SamplingParams
 from serve_app.api.body.limits import Prompt, check_num_choices, check_prompts, check_stops
 from serve_app.api.openai.sampling_schema import SamplingFields
 from serve_app.api.structured.answer_grammar import GrammarSettings

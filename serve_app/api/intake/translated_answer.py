@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from deployments.contract import ModelDescription, TemplatePairs
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.messages import TemplatePairs
 from serve_app.api.blocks.reader import Block, BlockReader, Finished, joined
 from serve_app.api.intake.context import ApiContext
 from serve_app.api.intake.conversation import Conversation

@@ -11,8 +11,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from deployments.contract import TextDelta, ToolCall
-from deployments.errors import RaystreamError
+from deployments.contract.errors import RaystreamError
+from deployments.contract.messages import ToolCall
+from deployments.contract.output import TextDelta
 from serve_app.api.blocks.reader import (
     Block,
     BlockEvent,

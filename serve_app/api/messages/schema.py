@@ -17,9 +17,10 @@ from pydantic import (
     Tag,
 )
 
-from deployments.contract import ModelDescription, TemplatePairs
-from deployments.engine.sampling_params import MAX_NUM_STOPS
-from deployments.errors import InvalidRequestError
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.messages import TemplatePairs
+from deployments.contract.sampling_params import MAX_NUM_STOPS
 from serve_app.api.body.cache_control import CacheControl
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.intake.conversation import Conversation

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, Field
 
-from deployments.engine.sampling_params import MAX_NUM_TOP_LOGPROBS
+from deployments.contract.sampling_params import MAX_NUM_TOP_LOGPROBS
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.openai.sampling_schema import SamplingFields
 from serve_app.api.openai.usage import Usage

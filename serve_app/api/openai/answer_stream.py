@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
-from deployments.contract import TextDelta
-from deployments.errors import RaystreamError
+from deployments.contract.errors import RaystreamError
+from deployments.contract.output import TextDelta
 from serve_app.api.openai.answer_schema import StreamOptions
 from serve_app.api.openai.resumption import ChoiceFramer, ResumableAnswer
 from serve_app.api.openai.usage import UsageTally

@@ -18,7 +18,7 @@ from typing import Self
 
 from pydantic import BaseModel, Field
 
-from deployments.contract import PromptLogprobs, TokenLogprob, TokenLogprobs
+from deployments.contract.output import PromptLogprobs, TokenLogprob, TokenLogprobs
 
 LOGPROB_OF_THE_IMPOSSIBLE = -9999.0
 """OpenAI writes this for -inf, which JSON does not have."""

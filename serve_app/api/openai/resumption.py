@@ -18,9 +18,9 @@ from typing import Any, Final, Protocol, Self, TypeVar
 
 from starlette.datastructures import Headers
 
-from deployments.contract import TextDelta
-from deployments.engine.random_numbers import MAX_SEED
-from deployments.errors import AnswerChangedError, InvalidRequestError
+from deployments.contract.errors import AnswerChangedError, InvalidRequestError
+from deployments.contract.output import TextDelta
+from deployments.contract.random_numbers import MAX_SEED
 from serve_app.api.openai.answer_schema import AnswerFields
 from serve_app.backends.choices import Choices
 from serve_app.clock import Clock

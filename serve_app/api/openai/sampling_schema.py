@@ -12,17 +12,18 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from deployments.contract import InvalidParameterError, SamplingParams
-from deployments.engine.random_numbers import MAX_SEED
-from deployments.engine.sampling_params import (
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.random_numbers import MAX_SEED
+from deployments.contract.sampling_params import (
     MAX_LOGIT_BIAS,
     MAX_NUM_LOGIT_BIASES,
     MAX_NUM_STOPS,
     MAX_PENALTY,
     MAX_REPETITION_PENALTY,
     MIN_REPETITION_PENALTY,
+    InvalidParameterError,
+    SamplingParams,
 )
-from deployments.errors import InvalidRequestError
 from serve_app.api.body.wrong_type import wrong_type
 from serve_app.api.structured.answer_grammar import AnswerGrammar, GrammarSettings
 from serve_app.api.structured.response_format import ResponseFormat, to_grammar

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from deployments.contract import ModelDescription, TemplatePairs, TemplateValue
-from deployments.errors import InvalidRequestError
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.messages import TemplatePairs, TemplateValue
 from serve_app.api.body.wrong_type import wrong_type
 from serve_app.http.access_record import note_warnings
 

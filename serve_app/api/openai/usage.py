@@ -10,7 +10,7 @@ from typing import Self
 
 from pydantic import BaseModel, Field
 
-from deployments.contract import TextDelta
+from deployments.contract.output import TextDelta
 from serve_app.api.reasoning.separation import ReasoningCounter, Separation
 from serve_app.backends.choices import Choices
 

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from deployments.contract import (
-    ModelDescription,
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.output import TextDelta, TokenLogprobs
+from deployments.contract.reasoning_format import (
+    REASONING_FORMATS,
     PromptReasoning,
-    ReasoningTokens,
-    TextDelta,
-    TokenLogprobs,
+    ReasoningFormat,
 )
-from deployments.reasoning_format import REASONING_FORMATS, ReasoningFormat
+from deployments.contract.sampling_params import ReasoningTokens
 from serve_app.api.reasoning.parser import ReasoningParser, SplitText
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from fastapi import APIRouter, Request
 
-from deployments.contract import EmbeddingDescription
+from deployments.contract.descriptions import EmbeddingDescription
 from serve_app.api.body.limits import check_texts
 from serve_app.api.intake.comparer import Compared, Comparison, Texts, compare
 from serve_app.api.intake.context import ApiContext

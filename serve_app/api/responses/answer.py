@@ -10,8 +10,8 @@ Source: https://platform.openai.com/docs/api-reference/responses-streaming
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deployments.contract import TextDelta
-from deployments.errors import RaystreamError
+from deployments.contract.errors import RaystreamError
+from deployments.contract.output import TextDelta
 from serve_app.api.blocks.reader import (
     Block,
     BlockEvent,

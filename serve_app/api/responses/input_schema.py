@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
 from serve_app.api.body.echoed_fields import IN_PARTS
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.body.wrong_type import wrong_type

@@ -16,7 +16,8 @@ from pydantic import (
     Tag,
 )
 
-from deployments.contract import ModelDescription, TemplatePairs
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.messages import TemplatePairs
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.body.wrong_type import wrong_type
 from serve_app.api.intake.conversation import Conversation

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request
 
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
 from serve_app.api.body.limits import check_texts
 from serve_app.api.intake.comparer import Comparison, Texts, compare
 from serve_app.api.intake.context import ApiContext

@@ -9,10 +9,10 @@ from typing import Literal
 from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from deployments.device.monitor import Watched
-from deployments.model_spec import Task
-from deployments.replica_report import ReplicaState
-from deployments.start_progress import StartPhase
+from deployments.contract.memory_report import Watched
+from deployments.contract.model_spec import Task
+from deployments.contract.start_progress import StartPhase
+from deployments.plan.replica_report import ReplicaState
 from serve_app.api.intake.context import ApiContext
 from serve_app.backends.devices import ModelDevices
 from serve_app.backends.serving_states import ServingState

@@ -6,7 +6,7 @@ from typing import Literal
 from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel, Field
 
-from deployments.errors import RaystreamError, ReplicaUnavailableError
+from deployments.contract.errors import RaystreamError, ReplicaUnavailableError
 from serve_app.api.intake.context import ApiContext
 
 

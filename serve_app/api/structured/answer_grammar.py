@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-from deployments.bounded_executor import BoundedExecutor
-from deployments.engine.grammar.probe import MAX_NUM_PROBES, examine
-from deployments.errors import InvalidRequestError
+from deployments.contract.bounded_executor import BoundedExecutor
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.grammar.probe import MAX_NUM_PROBES, examine
 from serve_app.api.structured.fault_text import readable
 from serve_app.config import LimitsConfig
 

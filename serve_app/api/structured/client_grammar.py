@@ -15,8 +15,8 @@ from typing import Final
 
 from llguidance import LLMatcher
 
-from deployments.engine.grammar.limits import CLIENT_RULES
-from deployments.engine.grammar.probe import translate_gbnf
+from deployments.contract.grammar.limits import CLIENT_RULES
+from deployments.contract.grammar.probe import translate_gbnf
 from serve_app.api.structured.answer_grammar import (
     AnswerGrammar,
     GrammarSettings,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from deployments.engine.grammar.probe import Finding, examine
+from deployments.contract.grammar.probe import Finding, examine
 from serve_app.api.structured.answer_grammar import (
     AnswerGrammar,
     GrammarSettings,

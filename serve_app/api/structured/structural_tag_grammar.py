@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from deployments.engine.grammar.limits import CLIENT_RULES
-from deployments.engine.grammar.probe import examine
+from deployments.contract.grammar.limits import CLIENT_RULES
+from deployments.contract.grammar.probe import examine
 from serve_app.api.structured.answer_grammar import (
     AnswerGrammar,
     GrammarSettings,

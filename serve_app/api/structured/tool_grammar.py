@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from deployments.contract import Tool
-from deployments.engine.grammar.probe import Finding, examine
-from deployments.errors import InvalidRequestError
-from deployments.tool_call_format import ToolCallFormat
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.grammar.probe import Finding, examine
+from deployments.contract.messages import Tool
+from deployments.contract.tool_call_format import ToolCallFormat
 from serve_app.api.structured.answer_grammar import (
     GrammarSettings,
     Part,

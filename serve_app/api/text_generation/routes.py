@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request
 
-from deployments.contract import ChatMessage
-from deployments.errors import RaystreamError
+from deployments.contract.errors import RaystreamError
+from deployments.contract.messages import ChatMessage
 from serve_app.api.intake.context import ApiContext
 from serve_app.api.openai.template_schema import as_pairs
 from serve_app.api.text_generation.schema import (

@@ -1,8 +1,10 @@
 """`POST /tokenize` and `POST /detokenize`: access to a replica's tokenizer."""
 
+from typing import TYPE_CHECKING
+
 from fastapi import APIRouter
 
-from deployments.contract import ChatMessage, TokenizeRequest
+from deployments.contract.generation import TokenizeRequest
 from serve_app.api.body.limits import check_prompts
 from serve_app.api.intake.context import ApiContext
 from serve_app.api.openai.template_schema import as_pairs
@@ -10,6 +12,9 @@ from serve_app.api.tokenize.schema import DetokenizeBody, Detokenized, TokenizeB
 from serve_app.api.tools.schema import to_offer
 from serve_app.backends.catalog import ServedModel
 from serve_app.http.json_route import JsonRoute
+
+if TYPE_CHECKING:
+    from deployments.contract.messages import ChatMessage
 
 
 class TokenizeApi:

@@ -4,9 +4,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from deployments.contract import ModelDescription, SamplingParams, Tool
-from deployments.errors import InvalidRequestError
-from deployments.tool_call_format import FORMATS, ToolCallFormat
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.messages import Tool
+from deployments.contract.sampling_params import SamplingParams
+from deployments.contract.tool_call_format import FORMATS, ToolCallFormat
 from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.tool_grammar import (
     MAX_FORCED_CALLS,

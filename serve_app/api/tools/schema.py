@@ -19,8 +19,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from deployments.contract import ModelDescription, Tool, ToolCall
-from deployments.errors import InvalidRequestError
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.messages import Tool, ToolCall
 from serve_app.api.body.cache_control import CacheControl
 from serve_app.api.body.echoed_fields import IN_CALLS
 from serve_app.api.body.strict_body import StrictBody

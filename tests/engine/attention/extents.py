@@ -11,7 +11,7 @@ import torch
 from deployments.compute.cpu.attention.row_attention import find_row_attention
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import Starts
-from deployments.engine.kv_layout import KVLayout
+from deployments.plan.kv_layout import KVLayout
 
 
 def make_cache(

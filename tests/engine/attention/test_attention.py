@@ -15,7 +15,7 @@ from deployments.engine.attention import packed_step
 from deployments.engine.attention.attention import check_heads, check_window, kv_attention
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
-from deployments.engine.kv_layout import KVCopy
+from deployments.plan.kv_layout import KVCopy
 from tests.engine.attention.extents import make_cache
 
 LAYER = cast("torch.nn.Module", SimpleNamespace(layer_idx=1, is_causal=True))

@@ -17,7 +17,7 @@ from transformers import (
 from deployments.engine.attention import kv_cache
 from deployments.engine.attention.kv_cache import KVCache, KVShape, ring_slices
 from deployments.engine.attention.packed_step import Starts
-from deployments.engine.kv_layout import KVCopy, KVLayout
+from deployments.plan.kv_layout import KVCopy, KVLayout
 
 WINDOW, LENGTH, BLOCK_SIZE = 4, 7, 2
 SHAPE = KVShape(windows=(WINDOW, None), num_kv_heads=1, head_dim=2, dtype=torch.float32)

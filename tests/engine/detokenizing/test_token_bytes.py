@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from deployments.contract.output import TokenLogprob, TokenLogprobs
 from deployments.engine.detokenizing.token_bytes import TokenBytes
-from deployments.engine.output import TokenLogprob, TokenLogprobs
 from deployments.engine.sampling.logprobs import PositionLogprobs
 from tests.engine.detokenizing.test_detokenizer import byte_fallback_tokenizer
 from tests.engine.faults import CLIENTS_TEXT

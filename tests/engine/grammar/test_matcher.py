@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from deployments.engine.grammar.matcher import GrammarCompiler, unpack
-from deployments.engine.output import FinishReason
-from deployments.engine.sampling.row import SamplingRow
-from deployments.engine.sampling.sampler import sample
-from deployments.engine.sampling_params import (
+from deployments.contract.output import FinishReason
+from deployments.contract.sampling_params import (
     InvalidParameterError,
     ReasoningTokens,
     SamplingParams,
 )
+from deployments.engine.grammar.matcher import GrammarCompiler, unpack
+from deployments.engine.sampling.row import SamplingRow
+from deployments.engine.sampling.sampler import sample
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import Collector, run_staggered, sampled_requests
 from tests.engine.faults import FaultyModel, out_of_memory_above

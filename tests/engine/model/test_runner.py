@@ -4,13 +4,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.attention.attention import ATTENTION_NAME
 from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.attention.packed_step import Starts
 from deployments.engine.model.loader import LoadedModel
 from deployments.engine.model.runner import ModelRunner, StepLogits
 from deployments.engine.model.speedups import find_speedups
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, StepPlan
 from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
 from tests.engine.attention.extents import make_cache

@@ -3,10 +3,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.model.runner import StepLogits
 from deployments.engine.recovery import step_recovery
 from deployments.engine.recovery.step_recovery import StepOutcome, StepRecovery
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, StepPlan
 from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
 

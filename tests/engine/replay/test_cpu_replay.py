@@ -28,7 +28,7 @@ from transformers import (
 from deployments.compute.cpu.jit.kernel_program import can_run
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
 from deployments.compute.cpu.linear.small_batch_kernel import find_arithmetic
-from deployments.compute.cpu.processor import features
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, prepare_model
@@ -39,9 +39,9 @@ from deployments.engine.replay.cpu_replay import (
     NotProgrammableError,
     _KernelsOnly,
 )
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.scheduler import StepPlan
 from deployments.engine.scheduling.sequence import SequenceRequest
+from deployments.plan.processor import features
 from tests.engine.collector import Collector
 from tests.engine.tiny_models import byte_tokenizer
 

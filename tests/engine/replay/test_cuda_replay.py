@@ -8,17 +8,17 @@ import torch
 from transformers import PreTrainedModel
 
 from deployments.compute.sdpa import attend
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine import engine as engine_module
 from deployments.engine.attention import attention
 from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.engine import Engine
-from deployments.engine.kv_layout import KVCopy
 from deployments.engine.model import runner
 from deployments.engine.model.runner import ModelRunner
 from deployments.engine.replay import static_decode
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, StepPlan
 from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
+from deployments.plan.kv_layout import KVCopy
 from tests.engine.attention.extents import make_cache
 from tests.engine.fake_graphs import FakeCapturer, FakeGraph
 from tests.engine.layouts import for_each_captured_layout

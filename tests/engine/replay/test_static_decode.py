@@ -2,8 +2,8 @@ import torch
 
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import PackedStep, Starts
-from deployments.engine.replay.graph_sizes import DecodeBucket
 from deployments.engine.replay.static_decode import CpuStaticDecodeStep, CudaStaticDecodeStep
+from deployments.plan.graph_sizes import DecodeBucket
 from tests.engine.attention.extents import make_cache
 
 WINDOW = 6

@@ -3,9 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.sampling.row import SamplingRow
 from deployments.engine.sampling.sampler import sample
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.token_counts import TokenCounts
 from tests.engine import reference_sampler as reference
 

@@ -6,12 +6,12 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.sampling.logit_processors import adjust
 from deployments.engine.sampling.row import SamplingRow
 from deployments.engine.sampling.sampler import sample
 from deployments.engine.sampling.stable_top_k import argmax
 from deployments.engine.sampling.truncation import find_candidates
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.token_counts import TokenCounts
 from tests.engine import reference_sampler as reference
 

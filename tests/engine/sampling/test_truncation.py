@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 import torch
 
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.sampling import truncation
 from deployments.engine.sampling.truncation import find_candidates
-from deployments.engine.sampling_params import SamplingParams
 
 LOGITS = torch.randn(40, generator=torch.Generator().manual_seed(0))
 

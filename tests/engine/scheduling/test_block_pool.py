@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from deployments.engine.kv_layout import Extent
 from deployments.engine.scheduling.block_pool import BlockPool, Move
+from deployments.plan.kv_layout import Extent
 
 NUM_EVENTS = 100_000
 

@@ -6,9 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.engine.kv_layout import KVCopy, KVLayout
-from deployments.engine.output import FinishReason
-from deployments.engine.sampling_params import SamplingParams
+from deployments.contract.output import FinishReason
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.scheduling.kv_table import KVTable
 from deployments.engine.scheduling.prefixes import (
     MIN_REUSED_TOKENS,
@@ -27,6 +26,7 @@ from deployments.engine.scheduling.sequence import (
     SequenceRequest,
     SequenceState,
 )
+from deployments.plan.kv_layout import KVCopy, KVLayout
 from tests.engine.naive_kv import NaiveKV
 
 LENGTH = 120

@@ -3,9 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.engine.kv_layout import KVCopy, KVLayout
-from deployments.engine.output import FinishReason
-from deployments.engine.sampling_params import SamplingParams
+from deployments.contract.output import FinishReason
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.scheduling.scheduler import Scheduler, StepPlan
 from deployments.engine.scheduling.sequence import (
     IllegalTransitionError,
@@ -13,6 +12,7 @@ from deployments.engine.scheduling.sequence import (
     SequenceEvent,
     SequenceRequest,
 )
+from deployments.plan.kv_layout import KVCopy, KVLayout
 
 LENGTH = 1000
 

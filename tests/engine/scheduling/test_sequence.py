@@ -2,8 +2,8 @@ from itertools import product
 
 import pytest
 
-from deployments.engine.output import FinishReason
-from deployments.engine.sampling_params import SamplingParams
+from deployments.contract.output import FinishReason
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import (
     TRANSITIONS,
     IllegalTransitionError,

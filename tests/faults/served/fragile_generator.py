@@ -16,11 +16,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from deployments.contract import GenerationEvent, GenerationRequest
+from deployments.contract.errors import RaystreamError
+from deployments.contract.generation import GenerationEvent, GenerationRequest
+from deployments.contract.output import TextDelta
 from deployments.engine.engine import Engine
 from deployments.engine.invariants import InvariantError
-from deployments.engine.output import TextDelta
-from deployments.errors import RaystreamError
 from deployments.generator.placed_engine import PlacedEngine
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from deployments.text_generator import TextGenerator

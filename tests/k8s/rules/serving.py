@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from k8s.make_base import ROOT, STREAMS_S
-from serve_app.commands.check import find_problems
+from serve_app.commands.check.check import find_problems
 from serve_app.config import INGRESS_NAME
 from tests.k8s.manifests import Manifest
 from tests.k8s.rules.rendering import Rendering, Rule, env_of, ray_container

@@ -12,17 +12,11 @@ import pytest
 from fastapi import FastAPI
 
 from deployments.channel.server import ChannelServer
-from deployments.contract import (
-    Accepted,
-    ChatMessage,
-    FinishReason,
-    GenerationEvent,
-    GenerationRequest,
-    ModelDescription,
-    SamplingParams,
-    TextDelta,
-    TextPart,
-)
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.generation import Accepted, GenerationEvent, GenerationRequest
+from deployments.contract.messages import ChatMessage, TextPart
+from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.sampling_params import SamplingParams
 from deployments.text_generator import TextGenerator
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app

@@ -10,16 +10,11 @@ import pytest
 from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 
-import deployments.errors
-from deployments.contract import (
-    FinishReason,
-    ReasoningDescription,
-    ReasoningTokens,
-    TextDelta,
-    TokenLogprob,
-    TokenLogprobs,
-)
-from deployments.errors import GenerationFailedError, OverloadedError, RaystreamError
+import deployments.contract.errors
+from deployments.contract.descriptions import ReasoningDescription
+from deployments.contract.errors import GenerationFailedError, OverloadedError, RaystreamError
+from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
+from deployments.contract.sampling_params import ReasoningTokens
 from serve_app.config import AppConfig
 from serve_app.http.warning_header import WARNING_HEADER
 from serve_app.ingress import AppParts, build_app
@@ -61,7 +56,7 @@ GETS = [
 NOT_JSON = {"/metrics": "text/plain"}
 STATUSES = {
     value.status
-    for value in vars(deployments.errors).values()
+    for value in vars(deployments.contract.errors).values()
     if isinstance(value, type) and issubclass(value, RaystreamError)
 }
 

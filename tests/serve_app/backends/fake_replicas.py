@@ -4,20 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from deployments.contract import (
-    FinishReason,
-    GenerationRequest,
-    ModelDescription,
-    PooledText,
-    PoolerDescription,
-    PoolingRequest,
-    PromptReasoning,
-    SamplingParams,
-    TextDelta,
-    TokenizedPrompt,
-    TokenizeRequest,
-)
-from deployments.errors import RaystreamError, ReplicaUnavailableError
+from deployments.contract.descriptions import ModelDescription, PoolerDescription
+from deployments.contract.errors import RaystreamError, ReplicaUnavailableError
+from deployments.contract.generation import GenerationRequest, TokenizedPrompt, TokenizeRequest
+from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.pooling import PooledText, PoolingRequest
+from deployments.contract.reasoning_format import PromptReasoning
+from deployments.contract.sampling_params import SamplingParams
 from tests.serve_app.fake_pooler import as_row
 
 GONE = ReplicaUnavailableError("gone")

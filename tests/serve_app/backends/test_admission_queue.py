@@ -3,7 +3,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
 
-from deployments.errors import OverloadReason
+from deployments.contract.errors import OverloadReason
 from serve_app.backends.admission_queue import AdmissionQueue, FullError
 from tests.stopped_clock import settle
 

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from deployments.contract import ModelDescription, PoolerDescription
-from deployments.errors import (
+from deployments.contract.descriptions import ModelDescription, PoolerDescription
+from deployments.contract.errors import (
     GenerationFailedError,
     ModelNotFoundError,
     PoolingFailedError,

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from deployments.contract import FinishReason, GenerationRequest, SamplingParams, TextDelta
-from deployments.errors import OverloadedError, ReplicaUnavailableError
+from deployments.contract.errors import OverloadedError, ReplicaUnavailableError
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.choices import Choices
 from serve_app.backends.generation import GenerationStream
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeStream, Step

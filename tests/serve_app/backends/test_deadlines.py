@@ -9,21 +9,18 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from deployments.bounded_executor import BoundedExecutor
-from deployments.contract import (
-    GenerationRequest,
-    PooledText,
-    PoolerDescription,
-    PoolingRequest,
-    SamplingParams,
-    TextDelta,
-)
-from deployments.errors import (
+from deployments.contract.bounded_executor import BoundedExecutor
+from deployments.contract.descriptions import PoolerDescription
+from deployments.contract.errors import (
     DeadlineExceededError,
     FirstTokenTimeoutError,
     StallTimeoutError,
     TotalTimeoutError,
 )
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.output import TextDelta
+from deployments.contract.pooling import PooledText, PoolingRequest
+from deployments.contract.sampling_params import SamplingParams
 from serve_app.api.chat.schema import ChatRequest
 from serve_app.api.intake.context import ApiContext
 from serve_app.backends.catalog import ModelCatalog

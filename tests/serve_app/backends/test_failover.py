@@ -8,17 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.contract import (
-    FinishReason,
-    GenerationRequest,
-    PoolingRequest,
-    PromptReasoning,
-    RequestGroup,
-    SamplingParams,
-    TextDelta,
-    TokenizeRequest,
-)
-from deployments.errors import (
+from deployments.contract.errors import (
     GenerationAbortedError,
     GenerationFailedError,
     InvalidRequestError,
@@ -28,7 +18,16 @@ from deployments.errors import (
     ReplicaUnavailableError,
     StallTimeoutError,
 )
-from deployments.probation import NUM_TOKENS_AGAIN
+from deployments.contract.generation import (
+    TRIAL_TOKENS_AGAIN,
+    GenerationRequest,
+    RequestGroup,
+    TokenizeRequest,
+)
+from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.pooling import PoolingRequest
+from deployments.contract.reasoning_format import PromptReasoning
+from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.deadlines import DeadlineGenerationBackend
 from serve_app.backends.failover import (
     FailoverGenerationBackend,
@@ -288,7 +287,7 @@ async def test_a_text_that_has_begun_is_a_suspect_only_from_its_second_death_on(
     assert [request.num_deaths for request in replicas.requests] == [0, 0, 2]
 
 
-@pytest.mark.parametrize("num_tokens", [0, NUM_TOKENS_AGAIN - 1])
+@pytest.mark.parametrize("num_tokens", [0, TRIAL_TOKENS_AGAIN - 1])
 async def test_a_text_that_kills_a_third_replica_in_its_trial_fails(num_tokens: int) -> None:
     replicas = Replicas(200, [Fate(40), Fate(1), Fate(num_tokens)])
     stream = await model(replicas).generate(REQUEST)
@@ -298,7 +297,7 @@ async def test_a_text_that_kills_a_third_replica_in_its_trial_fails(num_tokens: 
 
 
 async def test_a_text_that_has_passed_its_trial_is_no_suspect() -> None:
-    replicas = Replicas(200, [Fate(1), Fate(1), *[Fate(NUM_TOKENS_AGAIN)] * 4])
+    replicas = Replicas(200, [Fate(1), Fate(1), *[Fate(TRIAL_TOKENS_AGAIN)] * 4])
     await answer(replicas)
     assert [request.num_deaths for request in replicas.requests] == [0, 0, 2, 0, 0, 0, 0]
 

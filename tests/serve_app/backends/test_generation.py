@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import pytest
 
 from deployments.channel.server import ChannelServer
-from deployments.contract import (
-    Accepted,
-    GenerationEvent,
-    GenerationRequest,
-    Refused,
-    RequestGroup,
-    SamplingParams,
-    TokenizedPrompt,
-    TokenizeRequest,
-)
-from deployments.errors import (
+from deployments.contract.errors import (
     ContextLengthExceededError,
     InvalidRequestError,
     OverloadedError,
@@ -26,6 +16,16 @@ from deployments.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
+from deployments.contract.generation import (
+    Accepted,
+    GenerationEvent,
+    GenerationRequest,
+    Refused,
+    RequestGroup,
+    TokenizedPrompt,
+    TokenizeRequest,
+)
+from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.admission_queue import MAX_NUM_ASKING, AdmissionQueue
 from serve_app.backends.generation import HandleGenerationBackend
 from serve_app.backends.offers import MAX_ATTEMPTS

@@ -10,21 +10,15 @@ from ray.exceptions import ActorDiedError
 from deployments.channel import go_ahead
 from deployments.channel.outbox import OutgoingStream
 from deployments.channel.server import ChannelServer
-from deployments.contract import (
-    Accepted,
-    FinishReason,
-    GenerationEvent,
-    GenerationRequest,
-    SamplingParams,
-    Started,
-    TextDelta,
-)
-from deployments.errors import (
+from deployments.contract.errors import (
     GenerationAbortedError,
     GenerationFailedError,
     RaystreamError,
     ReplicaUnavailableError,
 )
+from deployments.contract.generation import Accepted, GenerationEvent, GenerationRequest, Started
+from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends import generation, token_channels
 from serve_app.backends.generation import GenerationStream, HandleGenerationBackend
 from serve_app.backends.losses import LostAfterStartError, ReplicaStoppedError

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.contract import GenerationRequest, SamplingParams
-from deployments.errors import (
+from deployments.contract.errors import (
     ModelChangedError,
     OverloadedError,
     RaystreamError,
     ReplicaUnavailableError,
 )
-from deployments.tracing import TraceContext
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.sampling_params import SamplingParams
+from deployments.contract.tracing import TraceContext
 from serve_app.backends.failover import FailoverGenerationBackend
 from serve_app.backends.failover_stream import FailoverStream
 from serve_app.backends.losses import FailoverLimits, ReplicaStoppedError

@@ -7,14 +7,15 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from deployments.contract import InvalidParameterError, ModelDescription, SamplingParams
-from deployments.errors import (
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.errors import (
     ContextLengthExceededError,
     InvalidRequestError,
     OverloadedError,
     RaystreamError,
     ReplicaUnavailableError,
 )
+from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
 from serve_app.backends.handles import HandleBackend, first_answer
 from serve_app.backends.losses import NoReplicaError
 from serve_app.backends.token_channels import TokenChannels

@@ -3,7 +3,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from ray.exceptions import ActorDiedError
 
-from deployments.errors import ReplicaUnavailableError
+from deployments.contract.errors import ReplicaUnavailableError
 from serve_app.backends.ledger_handle import HandleLedger
 from serve_app.keys.ledger import Verdict
 from tests.serve_app.backends.test_handles import FakeMethod, FakeResponse

@@ -2,8 +2,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from deployments.contract import Accepted, Refused
-from deployments.errors import InvalidRequestError, ModelChangedError, OverloadedError
+from deployments.contract.errors import InvalidRequestError, ModelChangedError, OverloadedError
+from deployments.contract.generation import Accepted, Refused
 from serve_app.backends.admission_queue import FullError
 from serve_app.backends.offers import MAX_ATTEMPTS, raise_refusal, until_taken
 from serve_app.backends.running_replicas import ReplicaFacts, RunningReplicas

@@ -10,20 +10,14 @@ from ray.exceptions import ActorDiedError
 
 from deployments.channel import go_ahead
 from deployments.channel.server import ChannelServer
-from deployments.contract import (
-    Pooled,
-    PooledText,
-    PoolerDescription,
-    PoolingEvent,
-    PoolingRequest,
-    Refused,
-    Started,
-)
-from deployments.errors import (
+from deployments.contract.descriptions import PoolerDescription
+from deployments.contract.errors import (
     ContextLengthExceededError,
     OverloadedError,
     ReplicaUnavailableError,
 )
+from deployments.contract.generation import Refused, Started
+from deployments.contract.pooling import Pooled, PooledText, PoolingEvent, PoolingRequest
 from raystream.local_handle import LocalHandle
 from serve_app.backends.losses import LostAfterStartError, ReplicaStoppedError
 from serve_app.backends.offers import MAX_ATTEMPTS

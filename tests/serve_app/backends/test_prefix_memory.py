@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.contract import ChatMessage, GenerationRequest, ImagePart, SamplingParams, TextPart
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.messages import ChatMessage, ImagePart, TextPart
+from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends import prefix_memory
 from serve_app.backends.prefix_memory import PIECE_LENGTH, PrefixMemory, prefix_keys
 

@@ -120,7 +120,7 @@ def test_a_file_that_pydantic_refuses_is_told_with_the_path() -> None:
 TRACEBACK = """The deployment failed to start 3 times in a row. Error:
 ray::ServeReplica:raystream:chat.initialize_and_get_metadata() (pid=7, ip=127.0.0.1)
 RuntimeError: Traceback (most recent call last):
-  File "deployments/model_replica.py", line 76, in __init__
+  File "deployments/replica/model_replica.py", line 76, in __init__
     raise error.with_traceback(None) from None
 {}
 """

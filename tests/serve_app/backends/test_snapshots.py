@@ -3,7 +3,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from deployments.metric_store import Series, Snapshot
+from deployments.contract.metric_store import Series, Snapshot
 from serve_app.backends.running_replicas import ReplicaFacts, RunningReplicas
 from serve_app.backends.snapshots import (
     ALONE_S,

@@ -2,8 +2,9 @@ import asyncio
 
 import pytest
 
-from deployments.contract import FinishReason, StreamKey, TextDelta
-from deployments.errors import ReplicaUnavailableError
+from deployments.contract.errors import ReplicaUnavailableError
+from deployments.contract.generation import StreamKey
+from deployments.contract.output import FinishReason, TextDelta
 from serve_app.backends.stream_box import MAX_SHARE, MAX_WAIT_S, MIN_INTERVAL_S, Rounds, StreamBox
 from tests.deadline import in_time
 from tests.stopped_clock import Clock, settle

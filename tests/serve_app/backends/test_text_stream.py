@@ -1,12 +1,12 @@
 import pytest
 
-from deployments.contract import FinishReason, TextDelta
-from deployments.errors import (
+from deployments.contract.errors import (
     GenerationAbortedError,
     GenerationFailedError,
     RaystreamError,
     ReplicaUnavailableError,
 )
+from deployments.contract.output import FinishReason, TextDelta
 from serve_app.backends.text_stream import joined_deltas, read_to_end, true_finish
 from tests.serve_app.fakes import HELLO, FakeStream, Step
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from deployments.channel.server import ChannelServer
-from deployments.channel.tls import TlsFiles
-from deployments.contract import ChannelAddress, FinishReason, TextDelta
-from deployments.errors import ReplicaUnavailableError
+from deployments.contract.errors import ReplicaUnavailableError
+from deployments.contract.generation import ChannelAddress
+from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.tls import TlsFiles
 from serve_app.backends import token_channels as module
 from serve_app.backends.stream_box import StreamBox
 from serve_app.backends.token_channels import MAX_NUM_SILENT_TICKS, TokenChannels

@@ -14,8 +14,8 @@ from typer.main import get_group
 from typer.testing import CliRunner
 
 from raystream.__main__ import app
-from serve_app.commands import supervise
-from serve_app.commands.compose import ServeOptions
+from serve_app.commands.check.compose import ServeOptions
+from serve_app.commands.run import supervise
 from tests.offenders import Offenders
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,7 +26,7 @@ COMMANDS = [
 SHIPPED = str(ROOT / "serve_config.yaml")
 
 
-DRIVER = (sys.executable, "-m", "serve_app.commands.driver")
+DRIVER = (sys.executable, "-m", "serve_app.commands.run.driver")
 
 
 @pytest.fixture(autouse=True)
@@ -279,7 +279,7 @@ def test_bash_completes_commands_and_options_by_the_script_that_it_is_given() ->
 
 def test_a_supervisor_holds_neither_ray_nor_torch() -> None:
     code = (
-        "import sys, serve_app.commands.cli, serve_app.commands.supervise;"
+        "import sys, serve_app.commands.cli, serve_app.commands.run.supervise;"
         "print({'ray', 'torch', 'starlette'} & set(sys.modules))"
     )
     run = subprocess.run(

@@ -5,7 +5,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from deployments.errors import (
+from deployments.contract.errors import (
     ContextLengthExceededError,
     GenerationAbortedError,
     GenerationFailedError,

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.chat.schema import ChatRequest
 from serve_app.api.classify.schema import VllmClassifyBody

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.contract import ChatMessage
-from deployments.errors import InvalidImageError
+from deployments.contract.errors import InvalidImageError
+from deployments.contract.messages import ChatMessage
 from serve_app.config import LimitsConfig
 from serve_app.images.fetcher import MAX_CONCURRENT_FETCHES, ImageFetcher, is_public
 from tests.offenders import Offenders

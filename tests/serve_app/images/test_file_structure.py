@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from deployments.errors import InvalidImageError
+from deployments.contract.errors import InvalidImageError
 from serve_app.config import LimitsConfig
 from serve_app.images.file_structure import (
     MAX_NUM_CHUNKS,

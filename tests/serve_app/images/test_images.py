@@ -6,8 +6,8 @@ from itertools import product
 import pytest
 from PIL import Image
 
-from deployments.contract import IMAGE_FORMATS
-from deployments.errors import InvalidImageError
+from deployments.contract.errors import InvalidImageError
+from deployments.contract.messages import IMAGE_FORMATS
 from serve_app.config import LimitsConfig
 from serve_app.images.images import check_image, media_type_of, read_image
 from tests.offenders import Offenders

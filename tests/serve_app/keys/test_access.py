@@ -1,7 +1,7 @@
 import pytest
 from starlette.requests import Request
 
-from deployments.errors import MissingScopeError
+from deployments.contract.errors import MissingScopeError
 from serve_app.config import ApiKey, Scope
 from serve_app.keys.access import OperatorAccess, note_api_key
 from serve_app.keys.api_keys import hash_key

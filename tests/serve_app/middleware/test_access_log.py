@@ -4,8 +4,8 @@ import logging
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments.contract import FinishReason, TextDelta
-from deployments.errors import GenerationFailedError, OverloadedError
+from deployments.contract.errors import GenerationFailedError, OverloadedError
+from deployments.contract.output import FinishReason, TextDelta
 from serve_app.backends.losses import ReplicaStoppedError
 from serve_app.http.access_record import current_record, record_of
 from serve_app.keys.ledger import KeyLedger

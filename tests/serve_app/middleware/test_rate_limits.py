@@ -7,7 +7,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from deployments.errors import GenerationFailedError, ReplicaUnavailableError
+from deployments.contract.errors import GenerationFailedError, ReplicaUnavailableError
 from serve_app.config import ApiKey
 from serve_app.keys.ledger import KeyLedger, Verdict
 from serve_app.middleware.rate_limits import RateLimitMiddleware, duration

@@ -10,7 +10,8 @@ import pytest
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments.contract import FinishReason, GenerationRequest, TextDelta
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.output import FinishReason, TextDelta
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from serve_app.middleware.slow_reader import SlowReaderMiddleware

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Locator
 
-from deployments.replica_report import ReplicaReport
+from deployments.plan.replica_report import ReplicaReport
 from serve_app.backends.devices import DeviceSources
 from serve_app.backends.replica_reports import Reports
 from serve_app.config import AppConfig

@@ -8,17 +8,12 @@ import pytest
 from PIL import Image
 from playwright.async_api import Browser, expect
 
-from deployments.contract import (
-    ChatMessage,
-    FinishReason,
-    GenerationRequest,
-    ImagePart,
-    ReasoningDescription,
-    ReasoningTokens,
-    TextDelta,
-    TextPart,
-)
-from deployments.errors import OverloadedError
+from deployments.contract.descriptions import ReasoningDescription
+from deployments.contract.errors import OverloadedError
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.messages import ChatMessage, ImagePart, TextPart
+from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.sampling_params import ReasoningTokens
 from tests.browser import tab_of
 from tests.images import png
 from tests.serve_app.fakes import HELLO, FakeBackend, Step

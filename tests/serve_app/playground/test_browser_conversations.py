@@ -6,7 +6,7 @@ from pathlib import Path
 
 from playwright.async_api import Locator, expect
 
-from deployments.contract import FinishReason, TextDelta
+from deployments.contract.output import FinishReason, TextDelta
 from tests.serve_app.fakes import HELLO
 from tests.serve_app.playground.served_page import Models, Page
 

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from playwright.async_api import Browser, expect
 
-from deployments.contract import TextDelta
-from deployments.errors import (
+from deployments.contract.errors import (
     GenerationFailedError,
     OverloadedError,
 )
+from deployments.contract.output import TextDelta
 from serve_app.backends import serving_states
 from serve_app.backends.serving_states import ServingState
 from tests.browser import tab_of

@@ -4,7 +4,7 @@ import asyncio
 
 from playwright.async_api import expect
 
-from deployments.contract import FinishReason, TextDelta
+from deployments.contract.output import FinishReason, TextDelta
 from tests.serve_app.playground.served_page import Models, Page
 
 SEEN = """

@@ -6,7 +6,7 @@ from typing import Any
 
 from playwright.async_api import Route, expect
 
-from deployments.contract import FinishReason, TextDelta
+from deployments.contract.output import FinishReason, TextDelta
 from tests.browser import DEADLINE_MS
 from tests.offenders import Offenders
 from tests.serve_app.playground.served_page import Models, Page

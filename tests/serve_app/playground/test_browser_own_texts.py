@@ -9,7 +9,7 @@ from typing import Any
 
 from playwright.async_api import Route, expect
 
-from deployments.contract import FinishReason, TextDelta
+from deployments.contract.output import FinishReason, TextDelta
 from tests.serve_app.playground.served_page import Models, Page
 
 TABLE = b'id,comment\n1,"all of this, is small"\n2,ALL OF THIS IS LARGE\n3,\n'

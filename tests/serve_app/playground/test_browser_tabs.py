@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 from playwright.async_api import Browser, Route, expect
 
-from deployments.contract import FinishReason, GenerationRequest, TextDelta
-from deployments.errors import OverloadedError
+from deployments.contract.errors import OverloadedError
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.output import FinishReason, TextDelta
 from serve_app.backends import serving_states
 from tests.browser import tab_of
 from tests.images import png

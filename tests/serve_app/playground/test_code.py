@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deployments.contract import ChatMessage, TextPart
+from deployments.contract.messages import ChatMessage, TextPart
 from tests.node_packages import install
 from tests.serve_app.apps import ALICE, ring
 from tests.serve_app.playground.node_program import MODULES, NODE, PACKAGES

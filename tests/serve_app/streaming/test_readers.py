@@ -19,7 +19,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from fastapi import FastAPI
 
-from deployments.errors import ReplicaUnavailableError
+from deployments.contract.errors import ReplicaUnavailableError
 from loadtest.client.sse import SseDecoder as LoadTestReader
 from serve_app.client.event_reader import Event, EventReader
 from serve_app.config import AppConfig

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
-from deployments.compute.cpu.processor import features
+from deployments.plan.processor import features
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ Source: https://llvmlite.readthedocs.io/en/latest/user-guide/binding/
 
 import llvmlite.binding as llvm
 
-from deployments.compute.cpu.processor import features, target_features
+from deployments.plan.processor import features, target_features
 
 
 class MachineCode:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from deployments.compute.cpu.processor import has_bfloat16
+from deployments.plan.processor import has_bfloat16
 
 Value = Any
 """A value of llvmlite's builder; llvmlite ships no type information."""

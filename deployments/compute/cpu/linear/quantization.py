@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from deployments.compute.cpu.linear.prepack import prepack
-from deployments.compute.errors import UnsupportedModelError
-from deployments.model_shape import QUANTIZED_BITS, SCALED_INPUTS
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.plan.model_shape import QUANTIZED_BITS, SCALED_INPUTS
 
 QUANTIZATIONS = tuple(QUANTIZED_BITS)
 

@@ -27,8 +27,8 @@ from deployments.compute.cpu.linear.small_batch_kernel import (
 )
 from deployments.compute.cpu.linear.small_batch_linear import quantized_linear
 from deployments.compute.cpu.memory import use_huge_pages
-from deployments.compute.cpu.processor import features
-from deployments.model_shape import SCALED_INPUTS
+from deployments.plan.model_shape import SCALED_INPUTS
+from deployments.plan.processor import features
 
 WEIGHTS_AT_ONCE = 2**22
 """Weights quantized at a time, which bounds the memory of all that lies between."""

@@ -44,8 +44,8 @@ from deployments.compute.cpu.jit.vector_builder import (
     VectorBuilder,
 )
 from deployments.compute.cpu.linear.packed_layout import BLOCK
-from deployments.compute.cpu.processor import features, has_bfloat16
-from deployments.model_shape import SCALED_INPUTS
+from deployments.plan.model_shape import SCALED_INPUTS
+from deployments.plan.processor import features, has_bfloat16
 
 WORD_BYTES = BLOCK * 4
 """Bytes of the weights of a word of inputs, for all columns of a block."""

@@ -28,7 +28,7 @@ from deployments.compute.cpu.linear.small_batch_kernel import (
     make_kernel,
     make_quantized_kernel,
 )
-from deployments.model_shape import SCALED_INPUTS
+from deployments.plan.model_shape import SCALED_INPUTS
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ import string
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from deployments.contract import ToolCall
-from deployments.tool_call_format import ToolCallFormat
+from deployments.contract.messages import ToolCall
+from deployments.contract.tool_call_format import ToolCallFormat
 from serve_app.api.tools.parsing.events import (
     ArgumentsGained,
     CallBroken,

@@ -4,7 +4,7 @@ from typing import Final
 
 import pytest
 
-from deployments.compute.cpu.processor import features
+from deployments.plan.processor import features
 
 IS_EXACT: Final = bool(features().get("avx2"))
 """Without AVX2, torch adds in another order and takes another exponential. A replica compares the

@@ -15,10 +15,10 @@ from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can
 from deployments.compute.cpu.linear.quantized_linear import Int8Linear, quantization_obstacle
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
-from deployments.engine.kv_layout import KVLayout
 from deployments.engine.model.loader import LoadedModel, load_model
 from deployments.engine.model.speedups import find_speedups
 from deployments.engine.model.traced_forward import TracedForward
+from deployments.plan.kv_layout import KVLayout
 from tests.compute.cpu.linear.linears import assert_near, linear, rows_of
 from tests.engine.tiny_models import MODELS, byte_tokenizer, load, qwen2, qwen3_moe
 

@@ -17,11 +17,11 @@ from deployments.compute.cpu.linear.quantized_linear import (
     quantization_obstacle,
     quantize,
 )
-from deployments.compute.cpu.processor import has_bfloat16
-from deployments.compute.errors import UnsupportedModelError
+from deployments.contract.model_errors import UnsupportedModelError
 from deployments.engine.model.loader import LoadedModel, load_model, prepare_model
 from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.model_shape import ModelShape
+from deployments.plan.model_shape import ModelShape
+from deployments.plan.processor import has_bfloat16
 from tests.deployments.tiny_folder import save_text_model
 from tests.engine.collector import GREEDY, random_prompt, run_staggered
 from tests.engine.tiny_models import (

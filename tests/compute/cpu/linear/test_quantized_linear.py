@@ -22,7 +22,7 @@ from deployments.compute.cpu.linear.small_batch_kernel import (
     Arithmetic,
 )
 from deployments.compute.cpu.linear.small_batch_linear import SmallBatchLinear
-from deployments.compute.cpu.processor import features
+from deployments.plan.processor import features
 from tests.compute.cpu.linear.linears import Product
 
 pytestmark = pytest.mark.skipif(

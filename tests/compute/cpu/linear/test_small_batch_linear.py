@@ -25,7 +25,7 @@ from deployments.compute.cpu.linear.small_batch_linear import (
     SmallBatchLinear,
     use_small_batch_linear,
 )
-from deployments.compute.cpu.processor import features
+from deployments.plan.processor import features
 from tests.compute.cpu.linear.linears import Product
 
 DTYPES = [

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
-from deployments.contract import SamplingParams
-from deployments.errors import RaystreamError
+from deployments.contract.errors import RaystreamError
+from deployments.contract.sampling_params import SamplingParams
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.chat.schema import ChatRequest
 from serve_app.api.classify.schema import ClassifyBody, SplitOptions, VllmClassifyBody

@@ -9,15 +9,8 @@ import openai
 import pytest
 from fastapi import FastAPI
 
-from deployments.contract import (
-    ChatMessage,
-    FinishReason,
-    TextDelta,
-    TextPart,
-    TokenLogprob,
-    TokenLogprobs,
-    ToolCall,
-)
+from deployments.contract.messages import ChatMessage, TextPart, ToolCall
+from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import Offenders

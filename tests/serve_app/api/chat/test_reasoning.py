@@ -7,15 +7,10 @@ import httpx
 import openai
 import pytest
 
-from deployments.contract import (
-    FinishReason,
-    PromptReasoning,
-    ReasoningDescription,
-    ReasoningTokens,
-    TextDelta,
-    TokenLogprob,
-    TokenLogprobs,
-)
+from deployments.contract.descriptions import ReasoningDescription
+from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
+from deployments.contract.reasoning_format import PromptReasoning
+from deployments.contract.sampling_params import ReasoningTokens
 from serve_app.http.warning_header import WARNING_HEADER
 from tests.offenders import Offenders
 from tests.serve_app.fakes import HELLO, FakeBackend, Step

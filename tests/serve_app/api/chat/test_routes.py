@@ -7,19 +7,14 @@ import openai
 import pytest
 from fastapi import FastAPI
 
-from deployments.contract import (
-    FinishReason,
-    TextDelta,
-    TokenLogprob,
-    TokenLogprobs,
-)
-from deployments.errors import (
+from deployments.contract.errors import (
     ContextLengthExceededError,
     GenerationAbortedError,
     GenerationFailedError,
     OverloadedError,
     ReplicaUnavailableError,
 )
+from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock
 from tests.serve_app.sse_decoder import events_of, stream_events

@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from deployments.errors import InvalidRequestError, OverloadedError, PoolingFailedError
+from deployments.contract.errors import InvalidRequestError, OverloadedError, PoolingFailedError
 from serve_app.api.classify.routes import MAX_SCORES_AT_ONCE
 from serve_app.api.classify.scores import MAX_NUM_SCORES
 from serve_app.config import AppConfig

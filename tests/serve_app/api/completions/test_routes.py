@@ -6,8 +6,8 @@ import openai
 import pytest
 from fastapi import FastAPI
 
-from deployments.contract import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
-from deployments.errors import GenerationFailedError, OverloadedError
+from deployments.contract.errors import GenerationFailedError, OverloadedError
+from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.sse_decoder import stream_events

@@ -10,7 +10,7 @@ import openai
 import pytest
 from fastapi import FastAPI
 
-from deployments.errors import OverloadedError, PoolingFailedError
+from deployments.contract.errors import OverloadedError, PoolingFailedError
 from serve_app.api.embeddings.routes import MAX_NUMBERS, MAX_NUMBERS_AT_ONCE, json_slices
 from serve_app.api.embeddings.schema import Embedding, Embeddings
 from serve_app.api.openai.text_schema import TextUsage

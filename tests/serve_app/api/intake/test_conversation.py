@@ -1,6 +1,6 @@
 import pytest
 
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
 from serve_app.api.intake.conversation import Conversation
 from serve_app.api.openai.prompt_schema import TextPartBody
 from tests.offenders import Offenders

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from deployments.contract import ChatMessage, ImagePart, TextPart
+from deployments.contract.messages import ChatMessage, ImagePart, TextPart
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.serve_app.fakes import FakeBackend

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.engine.grammar.probe import MAX_NUM_PROBES, Finding
+from deployments.contract.grammar.probe import MAX_NUM_PROBES, Finding
 from serve_app.api.structured import json_schema_grammar
 from serve_app.api.structured.answer_grammar import MAX_NUM_SCHEMAS
 from tests.offenders import Offenders

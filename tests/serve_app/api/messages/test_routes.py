@@ -13,16 +13,11 @@ from jsonschema import Draft202012Validator
 from PIL import Image
 from pydantic import ValidationError
 
-from deployments.contract import (
-    ChatMessage,
-    FinishReason,
-    ImagePart,
-    ReasoningDescription,
-    ReasoningTokens,
-    TextDelta,
-    TextPart,
-)
-from deployments.errors import GenerationFailedError, OverloadedError, RaystreamError
+from deployments.contract.descriptions import ReasoningDescription
+from deployments.contract.errors import GenerationFailedError, OverloadedError, RaystreamError
+from deployments.contract.messages import ChatMessage, ImagePart, TextPart
+from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.sampling_params import ReasoningTokens
 from serve_app.api.messages.schema import MessagesEvent, PromptFields
 from serve_app.http.warning_header import WARNING_HEADER
 from tests.images import data_uri, png

@@ -9,15 +9,15 @@ import httpx
 import openai
 import pytest
 
-from deployments.contract import (
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.output import (
     FinishReason,
     PromptLogprobs,
     TextDelta,
     TokenLogprob,
     TokenLogprobs,
 )
-from deployments.engine.limits import MAX_NUM_PROMPT_LOGPROBS
-from deployments.errors import InvalidRequestError
+from deployments.contract.sampling_params import MAX_NUM_PROMPT_LOGPROBS
 from serve_app.api.completions.answer import CompletionFramer
 from tests.serve_app.fakes import FakeBackend, Step
 from tests.serve_app.sse_decoder import stream_events

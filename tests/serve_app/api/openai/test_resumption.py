@@ -16,15 +16,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from deployments.contract import (
-    FinishReason,
-    ReasoningDescription,
-    ReasoningTokens,
-    TextDelta,
-    TokenLogprob,
-    TokenLogprobs,
-)
-from deployments.errors import GenerationFailedError
+from deployments.contract.descriptions import ReasoningDescription
+from deployments.contract.errors import GenerationFailedError
+from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
+from deployments.contract.sampling_params import ReasoningTokens
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from serve_app.metrics import DELIVERED_TOKENS, IngressMetrics

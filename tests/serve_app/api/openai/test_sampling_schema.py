@@ -4,7 +4,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from deployments.contract import SamplingParams
+from deployments.contract.sampling_params import SamplingParams
 from serve_app.api.chat.schema import ChatRequest
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app

@@ -1,4 +1,4 @@
-from deployments.contract import TextDelta
+from deployments.contract.output import TextDelta
 from serve_app.api.openai.usage import UsageTally
 from serve_app.backends.choices import Choices
 from tests.serve_app.fakes import HELLO, FakeStream

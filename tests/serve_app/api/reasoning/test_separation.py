@@ -1,4 +1,5 @@
-from deployments.contract import PromptReasoning, ReasoningTokens
+from deployments.contract.reasoning_format import PromptReasoning
+from deployments.contract.sampling_params import ReasoningTokens
 from serve_app.api.reasoning.separation import ReasoningCounter
 from tests.offenders import Offenders
 

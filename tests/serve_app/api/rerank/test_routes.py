@@ -6,8 +6,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from deployments.contract import TextPair
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.pooling import TextPair
 from tests.offenders import Offenders
 from tests.serve_app.apps import access_lines, client_of, make_app
 from tests.serve_app.fake_pooler import (

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.contract import TextPair
+from deployments.contract.pooling import TextPair
 from serve_app.api.intake import comparer
 from serve_app.api.intake.comparer import cosines
 from tests.offenders import Offenders

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.start_progress import StartPhase, StartReport
+from deployments.contract.start_progress import StartPhase, StartReport
 from serve_app.backends import devices
 from serve_app.backends.devices import MEMORY_S, DeviceSources
 from serve_app.backends.replica_reports import Reports

@@ -5,10 +5,10 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.contract import TextDelta
-from deployments.errors import GenerationFailedError
-from deployments.metric_store import Snapshot
-from deployments.metric_table import GENERATOR, POOLER
+from deployments.contract.errors import GenerationFailedError
+from deployments.contract.metric_store import Snapshot
+from deployments.contract.metric_table import GENERATOR, POOLER
+from deployments.contract.output import TextDelta
 from serve_app.api.server.metrics import Exposition
 from serve_app.config import AppConfig, Scope
 from serve_app.ingress import AppParts, build_app

@@ -4,7 +4,8 @@ from typing import Any
 
 import httpx
 
-from deployments.contract import Footprint, SamplingParams
+from deployments.contract.descriptions import Footprint
+from deployments.contract.sampling_params import SamplingParams
 from serve_app.api.intake.context import ApiContext
 from serve_app.api.server.models import ModelsApi
 from serve_app.backends.catalog import ModelCatalog

@@ -5,7 +5,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from deployments.errors import GenerationFailedError
+from deployments.contract.errors import GenerationFailedError
 from serve_app.backends.devices import DeviceSources
 from serve_app.backends.replica_reports import Reports
 from serve_app.backends.serving_states import DEPLOY_FAILED, DeploymentState, ServingState

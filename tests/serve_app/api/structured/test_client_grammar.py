@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
 from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.client_grammar import choice_grammar, regex_grammar, rules_grammar
 from serve_app.config import LimitsConfig

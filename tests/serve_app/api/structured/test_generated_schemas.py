@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from deployments.engine.grammar import probe
+from deployments.contract.grammar import probe
 from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.json_schema_grammar import LENIENT, json_schema_grammar
 from serve_app.api.structured.unheld import describe

@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.engine.grammar import probe
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.grammar import probe
 from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.json_schema_grammar import (
     LENIENT,

@@ -11,14 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.grammar.probe import EXCEEDED, IMPOSSIBLE
+from deployments.contract.output import FinishReason
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.engine import Engine
-from deployments.engine.grammar.probe import EXCEEDED, IMPOSSIBLE
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import load_model
-from deployments.engine.output import FinishReason
-from deployments.engine.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.errors import InvalidRequestError
 from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.json_schema_grammar import (
     STRICT,

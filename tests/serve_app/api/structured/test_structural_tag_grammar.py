@@ -6,8 +6,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from pydantic import ValidationError
 
-from deployments.engine.grammar.limits import MAX_ITEMS_OF_CLIENT_RULES, parser_limits
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.grammar.limits import MAX_ITEMS_OF_CLIENT_RULES, parser_limits
 from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.structural_tag import MAX_NUM_FORMATS, StructuralTag
 from serve_app.api.structured.structural_tag_grammar import structural_tag_grammar

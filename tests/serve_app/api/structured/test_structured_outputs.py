@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from pydantic import BaseModel, ValidationError
 
-from deployments.engine.grammar.limits import parser_limits
-from deployments.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError
+from deployments.contract.grammar.limits import parser_limits
 from serve_app.api.completions.schema import CompletionRequest
 from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.structured_outputs import StructuredOutputs

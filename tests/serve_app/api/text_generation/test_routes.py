@@ -4,8 +4,9 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from deployments.contract import ChatMessage, FinishReason, TextDelta, TextPart
-from deployments.errors import GenerationFailedError
+from deployments.contract.errors import GenerationFailedError
+from deployments.contract.messages import ChatMessage, TextPart
+from deployments.contract.output import FinishReason, TextDelta
 from tests.offenders import Offenders
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend

@@ -3,7 +3,8 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.contract import ChatMessage, TextPart, TokenizeRequest, Tool
+from deployments.contract.generation import TokenizeRequest
+from deployments.contract.messages import ChatMessage, TextPart, Tool
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import Offenders

@@ -4,7 +4,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.contract import Tool
+from deployments.contract.messages import Tool
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import Offenders

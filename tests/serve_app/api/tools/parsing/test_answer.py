@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from deployments.tool_call_format import HERMES, LLAMA3_JSON, MISTRAL, ToolCallFormat
+from deployments.contract.tool_call_format import HERMES, LLAMA3_JSON, MISTRAL, ToolCallFormat
 from serve_app.api.tools.parsing.answer import new_call_id
 
 

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deployments.tool_call_format import FORMATS, HERMES, LLAMA3_JSON, MISTRAL, ToolCallFormat
+from deployments.contract.tool_call_format import (
+    FORMATS,
+    HERMES,
+    LLAMA3_JSON,
+    MISTRAL,
+    ToolCallFormat,
+)
 from serve_app.api.tools.parsing.answer import ToolAnswer
 from serve_app.api.tools.parsing.events import (
     ArgumentsGained,

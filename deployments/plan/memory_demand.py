@@ -1,0 +1,79 @@
+"""Estimates how much device memory a model needs, from its sizes and its weights' bytes.
+
+Nothing here imports torch: memory is planned before anything is loaded.
+"""
+
+from deployments.plan.graph_sizes import DecodeBuckets
+from deployments.plan.kv_layout import BLOCK_SIZE, layers_by_capacity
+from deployments.plan.memory_budget import (
+    GroupDemand,
+    MemoryDemand,
+    activation_bytes,
+    graph_bytes,
+)
+from deployments.plan.model_shape import ITEM_BYTES, ModelShape
+
+
+def memory_demand(
+    shape: ModelShape,
+    *,
+    weight_bytes: int,
+    dtype: str,
+    step_dtype: str,
+    max_model_len: int,
+    max_num_seqs: int,
+    max_batched_tokens: int,
+    max_graphs: int = 0,
+) -> MemoryDemand:
+    """Return the memory that a model needs for steps of a given size.
+
+    A prompt with images can't be split into chunks, so a model that takes images may run a step of
+    max_model_len tokens.
+
+    Args:
+        shape: The model.
+        weight_bytes: Bytes of its weights.
+        dtype: Name of the type of the model, of its keys and values, and of its logits.
+        step_dtype: Name of the type in which its linear layers compute.
+        max_model_len: The most tokens of a sequence.
+        max_num_seqs: Sequences that run at the same time.
+        max_batched_tokens: Tokens per step.
+        max_graphs: The most captured decode steps that are kept; 0 if none are captured.
+    """
+    if shape.has_images:
+        max_batched_tokens = max(max_batched_tokens, max_model_len)
+
+    def step_bytes(num_tokens: int, num_seqs: int) -> int:
+        return activation_bytes(
+            max_batched_tokens=num_tokens,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            vocab_size=shape.vocab_size,
+            num_seqs=num_seqs,
+            itemsize=ITEM_BYTES[step_dtype],
+        )
+
+    item_bytes = ITEM_BYTES[dtype]
+    layers = layers_by_capacity(shape.windows, max_model_len)
+    captured_bytes = 0
+    if max_graphs:
+        buckets = DecodeBuckets(max_num_seqs, max(layers))
+        num_logits = max_num_seqs * shape.vocab_size
+        captured_bytes = graph_bytes(
+            num_graphs=min(max_graphs, buckets.num_sizes),
+            num_layers=shape.num_layers,
+            # A captured step's logits stay in the model's dtype until the step ends.
+            decode_bytes=step_bytes(max_num_seqs, 0) + num_logits * item_bytes,
+            num_logits=num_logits,
+            itemsize=item_bytes,
+        )
+    layer_token_bytes = 2 * shape.num_kv_heads * shape.head_dim * item_bytes
+    return MemoryDemand(
+        weight_bytes=weight_bytes,
+        activation_bytes=step_bytes(max_batched_tokens, max_num_seqs),
+        groups=tuple(
+            GroupDemand(capacity, num_layers * layer_token_bytes, BLOCK_SIZE)
+            for capacity, num_layers in layers.items()
+        ),
+        graph_bytes=captured_bytes,
+    )

@@ -1,0 +1,121 @@
+"""What a replica tells an operator: where it runs, how it is, and what its memory and work are.
+
+The ingress reads these reports, so nothing here imports torch.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Self
+
+from deployments.contract.memory_report import MemoryReport
+
+if TYPE_CHECKING:
+    from deployments.plan.replica_plan import ReplicaPlan
+
+
+class ReplicaState(StrEnum):
+    """How a replica that answers is, by its latest health check."""
+
+    HEALTHY = "healthy"
+    """It can serve."""
+
+    FAILING = "failing"
+    """Its health checks fail, so Serve will replace it unless one passes again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """How a replica's memory was divided at its start, in bytes.
+
+    Attributes:
+        usable_bytes: What the plan divides: the share without what it leaves free.
+        weight_bytes: The weights.
+        step_bytes: The peak of a step.
+        captured_bytes: Captured decode steps.
+        kv_bytes: The KV memory; 0 for a pooler.
+        num_kv_tokens: Tokens that the KV memory holds.
+        max_model_len: The most tokens of a sequence, or of a text.
+        max_num_seqs: The most sequences that run at once.
+        max_batched_tokens: The most tokens of a step, or of a micro-batch.
+    """
+
+    usable_bytes: int
+    weight_bytes: int
+    step_bytes: int
+    captured_bytes: int
+    kv_bytes: int
+    num_kv_tokens: int
+    max_model_len: int
+    max_num_seqs: int
+    max_batched_tokens: int
+
+    @classmethod
+    def of(cls, plan: "ReplicaPlan") -> Self:
+        """Return what operators see of a plan."""
+        return cls(
+            usable_bytes=plan.kv.share_bytes,
+            weight_bytes=plan.demand.weight_bytes,
+            step_bytes=plan.demand.activation_bytes,
+            captured_bytes=plan.demand.graph_bytes,
+            kv_bytes=plan.kv.kv_bytes,
+            num_kv_tokens=plan.kv.num_tokens,
+            max_model_len=plan.sizes.max_model_len,
+            max_num_seqs=plan.sizes.max_num_seqs,
+            max_batched_tokens=plan.sizes.max_batched_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkCounts:
+    """What a replica does and has done; None where its kind of model has no such count.
+
+    Attributes:
+        num_running: Sequences that run; of a pooler, requests that the device has taken.
+        num_waiting: Sequences, or requests, that wait.
+        kv_usage: The part of the KV memory that running sequences hold, 0 to 1.
+        num_preempted: How often a sequence has given up its memory to wait again.
+        num_moved_in: Sequences that another replica had accepted, and this one has gone on with.
+        num_prompt_tokens: Prompt tokens that were looked up in the KV memory.
+        num_cached_tokens: Prompt tokens found there and not computed again.
+    """
+
+    num_running: int
+    num_waiting: int
+    kv_usage: float | None = None
+    num_preempted: int | None = None
+    num_moved_in: int | None = None
+    num_prompt_tokens: int | None = None
+    num_cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaReport:
+    """One replica.
+
+    Attributes:
+        replica_id: As Serve names it.
+        node: The address of its node.
+        process_id: Its process on that node.
+        device: The device's name.
+        share: The part of the device that it may use.
+        state: How it is.
+        state_unix_s: Since when it is so.
+        ready_unix_s: When its model was loaded.
+        plan: How its memory was divided.
+        memory: Its memory now and lately.
+        work: What it does and has done.
+        refused_user_config: Why the last `user_config` was refused; None if it applies.
+    """
+
+    replica_id: str
+    node: str
+    process_id: int
+    device: str
+    share: float
+    state: ReplicaState
+    state_unix_s: float
+    ready_unix_s: float
+    plan: MemoryPlan
+    memory: MemoryReport
+    work: WorkCounts
+    refused_user_config: str | None = None

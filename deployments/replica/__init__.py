@@ -1,0 +1,1 @@
+"""What every model replica is to Ray: its start, device, health, report, metrics and end."""

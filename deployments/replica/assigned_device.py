@@ -1,0 +1,29 @@
+"""The device that Ray has assigned to this replica."""
+
+import ray
+from ray.runtime_context import get_runtime_context
+
+from deployments.contract.model_spec import ModelSpec
+from deployments.device.device import MemoryDevice, open_device
+
+
+def open_assigned_device(spec: ModelSpec) -> MemoryDevice:
+    """Return the device that Ray has assigned to this process; without Ray, the spec's device.
+
+    Raises:
+        ValueError: Ray has reserved a different share than the model's entry asks for, or there is
+            no usable GPU.
+    """
+    assigned = _assigned_gpus() if ray.is_initialized() else spec.num_gpus
+    if abs(assigned - spec.num_gpus) > 1e-4:
+        raise ValueError(
+            f"{spec.id}: the model's entry asks for num_gpus {spec.num_gpus:g}, but Ray has "
+            f"reserved {assigned:g}: `ray_actor_options` under `deployments:` replaces the entry's "
+            "num_cpus and num_gpus; name both there, or remove it"
+        )
+    return open_device(spec.device, has_gpu=assigned > 0)
+
+
+def _assigned_gpus() -> float:
+    resources: dict[str, float] = get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call] # Ray leaves it untyped
+    return resources.get("GPU", 0.0)

@@ -1,0 +1,363 @@
+"""Part of `raystream check`: finds mistakes in a Serve configuration, wherever it will be served.
+
+Ray silently accepts a mistyped key, and checks some sections only on the cluster. The whole file is
+checked here: its YAML (no key twice), the keys and values of Ray's sections, also what
+Ray refuses only when it deploys them (`ray_check`), `args:` by `serve_app.config`, and what the two
+must agree on. `preflight` adds what this machine tells: the models' files, its cores and ports.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from copy import deepcopy
+from difflib import get_close_matches
+from typing import Any, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+from ray.runtime_env import RuntimeEnv
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
+
+from deployments.autoscaling import LoadPolicy
+from serve_app.commands.check.compose import BUILDER
+from serve_app.commands.check.header_check import header_problems
+from serve_app.commands.check.queue_check import ingress_queue_problems, queue_problems
+from serve_app.commands.check.ray_check import application_problems, server_problems
+from serve_app.config import (
+    INGRESS_NAME,
+    LEDGER_NAME,
+    AppConfig,
+    ModelConfig,
+    StrictModel,
+    unknown_key_message,
+)
+from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
+from serve_app.middleware.auth import UnprotectedServerError, require_protection
+from serve_app.strict_yaml import UniqueKeyLoader
+
+LOAD_POLICY = "deployments.autoscaling:LoadPolicy"
+OWN_NAMES = (INGRESS_NAME, LEDGER_NAME)
+
+STEP = re.compile(r"(?P<key>[^.\[\]]+)|\[(?P<index>\d+)\]")
+"""A part of a path such as `applications[0].args`."""
+
+# Sections that are plain mappings in Ray's schema, although Ray reads only these keys.
+MAPPING_KEYS = {
+    "autoscaling_policy": list(AutoscalingPolicy.model_fields),
+    "runtime_env": [key for key in RuntimeEnv.known_fields if not key.startswith("_")],
+}
+# Sections that Ray's schema does not check: the model, and the key whose value Ray would import.
+UNCHECKED_SECTIONS: dict[str, tuple[type[BaseModel], str]] = {
+    "autoscaling_config": (AutoscalingConfig, "policy"),
+    "request_router_config": (RequestRouterConfig, "request_router_class"),
+}
+
+
+class LoadPolicyConfig(StrictModel):
+    """The types of `LoadPolicy`'s `policy_kwargs`; it has the defaults itself."""
+
+    target_busy: float = Field(default=1.0, strict=True)
+    """Replicas are added until all sequences that run, wait or were refused in the last 5 s would
+    fill this part of `max_num_seqs` of each, or what runs this part of the KV memory. Of a model
+    that classifies or embeds, this part of `max_batched_tokens`.
+    """
+    busy_to_leave: float = Field(default=1.0, strict=True)
+    """A replica is stopped if the others are no busier than this without it."""
+    target_waiting_tokens: float = Field(default=1.0, strict=True)
+    """Waiting tokens for which one more replica is added: choose what one replica computes
+    in a few seconds.
+    """
+
+
+class BatchingConfig(StrictModel):
+    """The `user_config` of a model's deployment; None keeps the deployment's own default."""
+
+    max_batch_size: int | None = Field(default=None, ge=1, strict=True)
+    """Requests that are tokenized in one call. null is 32."""
+    batch_wait_timeout_s: float | None = Field(default=None, ge=0, allow_inf_nan=False, strict=True)
+    """Time that the first of these requests waits for others. null is 0: requests gather while the
+    tokenizer is busy.
+    """
+    max_queued_requests: int | None = Field(default=None, ge=0, strict=True)
+    """In place of the model entry's. null keeps the entry's."""
+    max_queued_tokens: int | None = Field(default=None, ge=0, strict=True)
+    """In place of the model entry's. null keeps the entry's."""
+
+
+def place(name: str, text: str, problem: str) -> str:
+    """Return a file's name, with the line of the innermost section that a problem's path names."""
+    try:
+        node = yaml.compose(text, Loader=UniqueKeyLoader)
+    except yaml.YAMLError:  # its message names the line
+        return name
+    line = None
+    for step in STEP.finditer(_path_in(problem)):
+        if step["key"] is not None and isinstance(node, yaml.MappingNode):
+            found = [pair for pair in node.value if pair[0].value == step["key"]]
+        elif step["index"] is not None and isinstance(node, yaml.SequenceNode):
+            found = [(item, item) for item in node.value[int(step["index"]) :][:1]]
+        else:
+            found = []
+        if not found:
+            break
+        (marked, node), *_ = found
+        line = marked.start_mark.line + 1
+    return name if line is None else f"{name}:{line}"
+
+
+def _path_in(problem: str) -> str:
+    """Return the path with which a problem begins."""
+    return problem.partition(": ")[0]
+
+
+def find_problems(text: str) -> list[str]:
+    """Return one line for each mistake in a Serve configuration; each begins with its path."""
+    try:
+        document = yaml.load(text, Loader=UniqueKeyLoader)  # a SafeLoader
+    except yaml.YAMLError as error:
+        return [_one_line(str(error))]
+    if not isinstance(document, dict):
+        return ["the file must hold a mapping with the key 'applications'"]
+    misshapen = list(_misshapen_sections(document, ServeDeploySchema, ""))
+    if misshapen:
+        return misshapen  # Ray's validators and ours rely on the shape
+    problems = list(_unknown_keys(document, ServeDeploySchema, ""))
+    known = _without_unknown_keys(document, ServeDeploySchema)
+    invalid = _invalid_values(known, ServeDeploySchema, "")
+    invalid += _invalid_unchecked_values(known)
+    reported = [_path_in(problem) for problem in invalid]
+    # What Ray refuses later is often refused for the same value.
+    invalid += [
+        problem
+        for problem in _later_problems(known)
+        if not any(path.startswith(_path_in(problem)) for path in reported)
+    ]
+    return problems + invalid + _application_problems(document)
+
+
+def _later_problems(document: dict[str, Any]) -> Iterator[str]:
+    """Yield what Ray refuses only when it deploys a file in the shape of its schema."""
+    yield from server_problems(document)
+    for index, application in enumerate(document.get("applications") or []):
+        is_ours = application.get("import_path") == BUILDER
+        yield from application_problems(application, f"applications[{index}]", is_ours=is_ours)
+
+
+def _sections(value: Any, annotation: Any, path: str) -> Iterator[tuple[str, Any, type[BaseModel]]]:
+    """Yield (path, value, model) for every section in the annotation, from the top down."""
+    model = _model_in(annotation)
+    if model is None or value is None:
+        return
+    is_list = any(get_origin(part) in (list, tuple) for part in (annotation, *get_args(annotation)))
+    if is_list and isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _section(item, model, f"{path}[{index}]")
+    elif is_list:
+        yield path, None, model
+    else:
+        yield from _section(value, model, path)
+
+
+def _section(
+    value: Any, model: type[BaseModel], path: str
+) -> Iterator[tuple[str, Any, type[BaseModel]]]:
+    yield path, value, model
+    if isinstance(value, dict):
+        for key, field in model.model_fields.items():
+            yield from _sections(value.get(key), field.annotation, _join(path, key))
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
+
+
+def _misshapen_sections(value: Any, model: type[BaseModel], path: str) -> Iterator[str]:
+    for where, section, _ in _sections(value, model, path):
+        if not isinstance(section, dict):
+            yield f"{where}: must be a mapping, or a list of mappings if several are allowed"
+
+
+def _unknown_keys(value: Any, model: type[BaseModel], path: str) -> Iterator[str]:
+    for where, section, section_model in _sections(value, model, path):
+        yield from _keys_outside(section, list(section_model.model_fields), where)
+        for key, known in MAPPING_KEYS.items():
+            if isinstance(section.get(key), dict):
+                yield from _keys_outside(section[key], known, _join(where, key))
+
+
+def _keys_outside(section: dict[str, Any], known: list[str], path: str) -> Iterator[str]:
+    for key in map(str, section):
+        if key not in known:
+            yield f"{_join(path, key)}: {unknown_key_message(key, known)}"
+
+
+def _without_unknown_keys(value: Any, model: type[BaseModel]) -> Any:
+    """Return a copy for further checks, also without keys whose code Ray would run."""
+    copy = deepcopy(value)
+    for _, section, section_model in _sections(copy, model, ""):
+        for key in [key for key in section if key not in section_model.model_fields]:
+            del section[key]
+        for key, (_, code) in UNCHECKED_SECTIONS.items():
+            if isinstance(section.get(key), dict):
+                section[key].pop(code, None)
+    return copy
+
+
+def _invalid_values(section: Any, model: type[BaseModel], path: str) -> list[str]:
+    try:
+        model.model_validate(deepcopy(section))  # some of Ray's validators change their input
+    except ValidationError as error:
+        messages: dict[str, list[str]] = {}
+        for item in _innermost(error.errors()):
+            message = _one_line(item["msg"].removeprefix("Value error, "))
+            messages.setdefault(_path_of(item, section, path), []).append(message)
+        return [f"{where}: {', or: '.join(found)}" for where, found in messages.items()]
+    return []
+
+
+def _innermost(errors: list[Any]) -> list[Any]:
+    """Drop errors of a section if a part of it has one: a list reports bad items as missing."""
+    locations = [error["loc"] for error in errors]
+    return [
+        error
+        for error in errors
+        if not any(
+            len(other) > len(error["loc"]) and other[: len(error["loc"])] == error["loc"]
+            for other in locations
+        )
+    ]
+
+
+def _path_of(error: Any, section: Any, path: str) -> str:
+    """Return the part of an error's location that is in the file; pydantic adds union branches."""
+    for step in error["loc"]:
+        if isinstance(section, list) and isinstance(step, int):
+            path, section = f"{path}[{step}]", section[step]
+        elif isinstance(section, dict) and (step in section or error["type"] == "missing"):
+            path, section = _join(path, str(step)), section.get(step)
+    return path
+
+
+def _invalid_unchecked_values(document: dict[str, Any]) -> Iterator[str]:
+    for path, section, _ in _sections(document, ServeDeploySchema, ""):
+        for key, (model, _) in UNCHECKED_SECTIONS.items():
+            if isinstance(section.get(key), dict):
+                yield from _invalid_values(section[key], model, _join(path, key))
+
+
+def _protection_problem(document: dict[str, Any], config: AppConfig, path: str) -> Iterator[str]:
+    """Yield the error that `require_protection` would raise at startup, if any.
+
+    The file of keys is not read: it may be on another machine.
+    """
+    host = (document.get("http_options") or {}).get("host", HTTPOptionsSchema().host)
+    auth = config.auth
+    has_keys = bool(auth.api_keys or auth.api_keys_file or os.environ.get(ENVIRONMENT_VARIABLE))
+    try:
+        require_protection(host, has_keys, auth.allow_anonymous)
+    except UnprotectedServerError as error:
+        yield f"{path}.args.auth: {error}"
+
+
+def _application_problems(document: dict[str, Any]) -> list[str]:
+    """Return the mistakes in each raystream application: in `args:`, and in its deployments."""
+    applications = document.get("applications") or []
+    ours = [(i, app) for i, app in enumerate(applications) if app.get("import_path") == BUILDER]
+    if not ours:
+        return [f"applications: none has the import_path {BUILDER!r}"]
+    return [
+        problem
+        for index, application in ours
+        for problem in _our_problems(document, application, f"applications[{index}]")
+    ]
+
+
+def _our_problems(document: dict[str, Any], application: dict[str, Any], path: str) -> list[str]:
+    args = {} if application.get("args") is None else application["args"]
+    misshapen = list(_misshapen_sections(args, AppConfig, f"{path}.args"))
+    if misshapen:
+        return misshapen
+    problems = list(_unknown_keys(args, AppConfig, f"{path}.args"))
+    known = _without_unknown_keys(args, AppConfig)
+    invalid = _invalid_values(known, AppConfig, f"{path}.args")
+    if not invalid:
+        config = AppConfig.model_validate(known)
+        problems += _deployment_problems(application, config, path)
+        problems += _protection_problem(document, config, path)
+        problems += header_problems(config, path, os.environ)
+    return problems + invalid
+
+
+def _deployment_problems(
+    application: dict[str, Any], config: AppConfig, path: str
+) -> Iterator[str]:
+    models = {model.deployment_name: model for model in config.models}
+    seen = set()
+    for index, deployment in enumerate(application.get("deployments") or []):
+        where = f"{path}.deployments[{index}]"
+        name = str(deployment.get("name"))
+        if name in seen:
+            yield f"{where}.name: {name!r} is used twice"
+        seen.add(name)
+        if name in models:
+            yield from _model_deployment_problems(deployment, models[name], where)
+        elif name == INGRESS_NAME:
+            yield from ingress_queue_problems(deployment, config, where)
+        elif "name" in deployment and name != LEDGER_NAME:
+            yield f"{where}.name: {_unknown_deployment_message(name, [*OWN_NAMES, *models])}"
+
+
+def _unknown_deployment_message(name: str, known: list[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+    return f"no deployment is called {name!r}: {hint} (a model's deployment has its id, / as --)"
+
+
+def _model_deployment_problems(
+    deployment: dict[str, Any], model: ModelConfig, path: str
+) -> Iterator[str]:
+    user_config = deployment.get("user_config") or {}
+    wrong = _invalid_values(user_config, BatchingConfig, f"{path}.user_config")
+    yield from wrong
+    if not wrong:
+        yield from queue_problems(deployment, model, user_config, path)
+    scaling = deployment.get("autoscaling_config") or {}
+    yield from _policy_problems(scaling.get("policy") or {}, f"{path}.autoscaling_config.policy")
+    options = deployment.get("ray_actor_options")
+    if options is not None:
+        yield from _resource_problems(options, model, f"{path}.ray_actor_options")
+
+
+def _policy_problems(policy: dict[str, Any], path: str) -> Iterator[str]:
+    """Yield what is wrong with the arguments of our own policy, which Ray passes on unread."""
+    if policy.get("policy_function") != LOAD_POLICY:
+        return
+    kwargs, where = policy.get("policy_kwargs") or {}, f"{path}.policy_kwargs"
+    wrong = _invalid_values(kwargs, LoadPolicyConfig, where)
+    yield from wrong
+    if not wrong:
+        try:
+            LoadPolicy(**kwargs)
+        except ValueError as error:
+            yield f"{where}: {error}"
+
+
+def _resource_problems(options: dict[str, Any], model: ModelConfig, path: str) -> Iterator[str]:
+    needs_gpu = model.device != "cpu" and model.num_gpus != 0
+    for key in ("num_cpus", "num_gpus") if needs_gpu else ("num_cpus",):
+        if options.get(key) is None:
+            yield (
+                f"{path}: {key} is missing. Ray replaces both num_cpus and num_gpus of the model's "
+                f"entry by this section: set {key} here too, or leave the section out"
+            )
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())

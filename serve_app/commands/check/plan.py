@@ -1,0 +1,440 @@
+"""`raystream plan`: how a model's memory would be divided, before anything is bought or started.
+
+Reads configurations only: no weights, no GPU. torch is not imported, so a laptop can plan a
+server's card.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import pynvml
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from deployments.contract.model_errors import (
+    UnsupportedModelError,
+    pointer_advice,
+    pointers_in,
+    reason_of,
+)
+from deployments.contract.model_spec import ModelSpec, Task
+from deployments.plan import cgroup
+from deployments.plan.checkpoint import CONFIG_FILE, check_checkpoint, find_file
+from deployments.plan.memory_budget import GIB, HEADROOM, DeviceMemoryError
+from deployments.plan.model_shape import ModelShape
+from deployments.plan.processor import has_bfloat16
+from deployments.plan.replica_plan import (
+    DeviceMemory,
+    ReplicaPlan,
+    SequenceLengthError,
+    counted_shape,
+    plan_replica,
+)
+from serve_app.commands.check.model_source import ModelFiles, SourceError, read_files
+from serve_app.config import AppConfig, ModelConfig
+from serve_app.sharing import resolve_models, to_spec
+from serve_app.strict_yaml import UniqueKeyLoader
+
+LENGTHS: Final = (1024, 4096, 16_384)
+"""Lengths of sequences for which a plan says how many run at once, in tokens."""
+
+UNITS: Final = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GiB|GB|MiB|MB)")
+
+
+class PlanError(ValueError):
+    """Nothing can be planned; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A model that does not fit.
+
+    Attributes:
+        spec: Its entry.
+        message: Why, and the numbers that would do.
+        least_bytes: The smallest share that would hold it; None if that is not known.
+    """
+
+    spec: ModelSpec
+    message: str
+    least_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What models are planned for.
+
+    Attributes:
+        memory: Its memory.
+        num: How many there are; 0 for the machine's own memory.
+    """
+
+    memory: DeviceMemory
+    num: int
+
+    @property
+    def name(self) -> str:
+        """Its description in a table."""
+        size = f"{self.memory.total_bytes / GIB:.1f} GiB"
+        return f"a GPU with {size}" if self.num else f"this machine's CPU, {size} free"
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size such as `48GiB` or `24 GB`.
+
+    Raises:
+        PlanError: It is not such a size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise PlanError(f"{text!r} is no size: write a number and a unit, such as 48GiB or 24GB")
+    size = int(float(match[1]) * UNITS[match[2]])
+    if size == 0:
+        raise PlanError(f"{text!r} holds nothing: give the memory of a card, such as 48GiB")
+    return size
+
+
+def card_of(gpu_memory: str | None, num_gpus: int = 1) -> Card:
+    """Return the card to plan for.
+
+    Args:
+        gpu_memory: The memory of a GPU; None takes this machine's GPUs, or else its own memory.
+        num_gpus: How many GPUs with so much memory there are.
+
+    Raises:
+        PlanError: The memory is not a size.
+    """
+    if gpu_memory is not None:
+        return Card(DeviceMemory(parse_size(gpu_memory)), num_gpus)
+    return _own_gpus() or _own_cpu()
+
+
+def _own_gpus() -> Card | None:
+    """Return this machine's GPUs, the smallest of which counts; None if it has none."""
+    try:
+        pynvml.nvmlInit()
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        sizes = [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles]
+    except pynvml.NVMLError:
+        return None
+    return Card(DeviceMemory(min(sizes)), len(sizes)) if sizes else None
+
+
+def _own_cpu() -> Card:
+    memory = DeviceMemory(
+        cgroup.available_bytes(),
+        on_cpu=True,
+        has_bf16=has_bfloat16(),
+        whole_bytes=cgroup.total_bytes(),
+    )
+    return Card(memory, 0)
+
+
+def models_of(file: Path) -> tuple[ModelConfig, ...]:
+    """Return the models of a Serve configuration.
+
+    Raises:
+        PlanError: The file can't be read, or is wrong; `raystream check` says more.
+    """
+    try:
+        document = yaml.load(file.read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
+        applications = document["applications"]
+        found = [app["args"] for app in applications if "models" in (app.get("args") or {})]
+        if len(found) != 1:
+            raise PlanError(
+                f"{file} has {len(found)} applications with models; a plan takes a file with one"
+            )
+        models = AppConfig.model_validate(found[0]).models
+        return tuple(_beside(model, file.parent) for model in models)
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"{file} can't be read: {error}") from error
+    except (yaml.YAMLError, TypeError, KeyError, AttributeError, ValidationError) as error:
+        raise PlanError(f"{file} is not right; `raystream check {file}` says where") from error
+
+
+def _beside(model: ModelConfig, folder: Path) -> ModelConfig:
+    """Return a model's entry with the absolute path of a folder that lies beside the file."""
+    source = folder / model.source
+    return model.model_copy(update={"source": str(source.resolve())}) if source.is_dir() else model
+
+
+def read_shape(source: str, revision: str | None, *, is_pooler: bool) -> ModelShape:
+    """Read a model's sizes from its configuration, and from its files' headers if there are any.
+
+    Args:
+        source: A folder, a `config.json`, or the id of a hub repository.
+        revision: A commit of the hub repository.
+        is_pooler: Whether the model classifies or embeds.
+
+    Raises:
+        PlanError: There is no such configuration, it lacks a size, or no replica would load it.
+    """
+    config = _load_config(source, revision)
+    try:
+        return counted_shape(config, source, revision, is_pooler=is_pooler)
+    except ValueError as error:
+        raise PlanError(f"{source!r} can't be planned: {error}") from error
+
+
+def entry_of(source: str, dtype: str, sizes: Mapping[str, int]) -> ModelConfig:
+    """Return an entry for a model by itself.
+
+    Args:
+        source: A folder, a `config.json`, or the id of a hub repository.
+        dtype: See `ModelConfig`.
+        sizes: The sizes that are given, by their names in `ModelConfig`; others are auto.
+
+    Raises:
+        PlanError: There is no such configuration, or an option is wrong.
+    """
+    task = _task_of(source, _load_config(source, None))
+    path = Path(source)
+    name = path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")
+    entry = {
+        "id": re.sub(r"[^A-Za-z0-9._-]", "-", name).strip("-._") or "model",
+        "source": source,
+        "task": task,
+        "dtype": dtype,
+        **sizes,
+    }
+    if task != "generate":
+        for name in ("max_num_seqs", "kv_cache_memory_bytes"):
+            entry.pop(name, None)
+    try:
+        return ModelConfig.model_validate(entry)
+    except ValidationError as error:
+        messages = (item["msg"].removeprefix("Value error, ") for item in error.errors())
+        raise PlanError("; ".join(messages)) from error
+
+
+def _task_of(source: str, config: Any) -> Task:
+    """Return what a model is made for, as `raystream serve` finds it."""
+    names = {file.name for file in Path(source).glob("*")}
+    files = ModelFiles(source, frozenset(names), None, None, config.to_dict())
+    return next(iter(files.tasks), "generate")
+
+
+def _load_config(source: str, revision: str | None) -> Any:
+    if "torch" not in sys.modules:
+        # transformers would import torch, which takes a second and is not needed for this.
+        sys.modules["torch"] = None  # type: ignore[assignment] # so that importing it fails
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers import AutoConfig
+
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
+    try:
+        if not Path(source).exists() and not find_file(
+            source, revision, CONFIG_FILE, local_only=True
+        ):
+            read_files(source, revision)  # tells in seconds that there is no such repository
+        check_checkpoint(source, revision)
+        return AutoConfig.from_pretrained(source, **options)
+    except (UnsupportedModelError, SourceError) as error:
+        raise PlanError(str(error)) from error
+    except Exception as error:  # of any class, as transformers checks little
+        if pointers := pointers_in([Path(source), Path(source, "config.json")]):
+            raise PlanError(f"{source!r} can't be planned: {pointer_advice(pointers)}") from error
+        raise PlanError(
+            f"{source!r} has no configuration that can be read: {reason_of(error)} Give a folder, "
+            "a config.json, or the id of a hub repository"
+        ) from error
+
+
+def plan_models(
+    models: Sequence[ModelConfig], card: Card, share: float | None = None
+) -> list[ReplicaPlan | Refusal]:
+    """Plan a replica of each model, on one card or side by side.
+
+    Args:
+        models: The models' entries.
+        card: What they run on.
+        share: The share of each; None takes that of the entries.
+
+    Raises:
+        PlanError: A configuration can't be read, or the shares leave nothing.
+    """
+
+    def shape_of(model: ModelConfig) -> ModelShape:
+        source = to_spec(model, 0).source
+        return read_shape(source, model.revision, is_pooler=model.task != "generate")
+
+    shapes = {model.id: shape_of(model) for model in models}
+    try:
+        specs = resolve_models(models, card.num, lambda model: shapes[model.id])
+    except ValueError as error:
+        raise PlanError(str(error)) from error
+    if share is not None:
+        specs = {id_: replace(spec, num_gpus=share) for id_, spec in specs.items()}
+    cpu = card.memory if card.num == 0 else _own_cpu().memory
+
+    def plan(model: ModelConfig, held_bytes: int = 0) -> ReplicaPlan | Refusal:
+        spec = specs[model.id]
+        is_on_cpu = card.num == 0 or spec.num_gpus == 0
+        memory = replace(cpu, foreign_bytes=held_bytes) if is_on_cpu else card.memory
+        return _plan(spec, shapes[model.id], memory, is_pooler=model.task != "generate")
+
+    found = [plan(model) for model in models]
+    held = _held_by_others(found, cpu)
+    return [
+        plan(model, held[model.id]) if held.get(model.id) else each
+        for model, each in zip(models, found, strict=True)
+    ]
+
+
+def _held_by_others(found: Sequence[ReplicaPlan | Refusal], cpu: DeviceMemory) -> Mapping[str, int]:
+    """Return what the others hold of a CPU's memory, by the id of each model that runs on it.
+
+    Replicas on a CPU have no shares: each takes what it needs of what is free. Others hold all that
+    they may take, or what they start with if the memory can't hold all of that.
+
+    Args:
+        found: The plan of each model by itself.
+        cpu: The machine's memory.
+    """
+    plans = [each for each in found if isinstance(each, ReplicaPlan) and each.device.on_cpu]
+    most = {plan.spec.id: plan.most_bytes for plan in plans}
+    if sum(most.values()) > cpu.total_bytes * (1 - HEADROOM):
+        most = {plan.spec.id: plan.start_bytes for plan in plans}
+    return {id_: sum(most.values()) - size for id_, size in most.items()}
+
+
+def _plan(
+    spec: ModelSpec, shape: ModelShape, memory: DeviceMemory, *, is_pooler: bool
+) -> ReplicaPlan | Refusal:
+    try:
+        return plan_replica(spec, shape, memory, is_pooler=is_pooler)
+    except DeviceMemoryError as error:
+        return Refusal(spec, str(error), error.least_bytes)
+    except SequenceLengthError as error:
+        return Refusal(spec, str(error))
+
+
+def tell(found: Sequence[ReplicaPlan | Refusal], card: Card) -> None:
+    """Print a table of the plans, and a line for each model that does not fit."""
+    console = Console()
+    plans = [each for each in found if isinstance(each, ReplicaPlan)]
+    if plans:
+        table = Table(title=f"One replica on {card.name}")
+        for column in ("", *(plan.spec.id for plan in plans)):
+            table.add_column(column, justify="right" if column else "left")
+        rows = [_rows(plan) for plan in plans]
+        for name in rows[0]:
+            table.add_row(name, *(row[name] for row in rows))
+        console.print(table)
+        for plan in plans:
+            for line in plan.explanations:
+                console.print(line, soft_wrap=True)
+        for line in _together([plan for plan in plans if plan.device.on_cpu]):
+            console.print(line, soft_wrap=True)
+    refused = [each for each in found if isinstance(each, Refusal)]
+    for each in refused:
+        console.print(f"{each.spec.id} does not fit: {each.message}", soft_wrap=True)
+    if refused and len(found) > 1:
+        least = sum(_least_bytes(each) for each in found)
+        console.print(f"Side by side they need {least / GIB:.1f} GiB at least.", soft_wrap=True)
+
+
+def _together(plans: Sequence[ReplicaPlan]) -> Iterator[str]:
+    """Yield what several models on a CPU need together, and what to do if that is too much."""
+    if len(plans) < 2:
+        return
+    start = sum(plan.start_bytes for plan in plans)
+    most = sum(plan.most_bytes for plan in plans)
+    total = plans[0].device.total_bytes
+    yield (
+        f"Together on the CPU: {_gib(start)} needed at start, {_gib(most)} reserved at most, of "
+        f"{_gib(total)}"
+    )
+    if most > total * (1 - HEADROOM):
+        yield "When all are busy, memory runs out: set kv_cache_memory_bytes or lower max_num_seqs"
+
+
+def _least_bytes(each: ReplicaPlan | Refusal) -> int:
+    return each.least_bytes or 0 if isinstance(each, Refusal) else each.demand.least_bytes
+
+
+def _rows(plan: ReplicaPlan) -> Mapping[str, str]:
+    weights = plan.shape.weights
+    counted = "about " if weights.is_estimate else ""
+    rows = {
+        "share": f"up to {_gib(plan.share_bytes)}"
+        if plan.device.on_cpu
+        else f"{plan.spec.device_share:g} = {_gib(plan.share_bytes)}",
+        "weights": f"{_gib(plan.demand.weight_bytes)}",
+        "": f"{counted}{weights.total / 1e9:.2f}e9 in {plan.spec.quantization or plan.dtype}",
+        "a step": _gib(plan.demand.activation_bytes),
+        "captured steps": _gib(plan.demand.graph_bytes),
+        "context and headroom": _gib(plan.headroom_bytes),
+        "keys and values": _gib(plan.kv.kv_bytes) if plan.demand.groups else "-",
+        "left": _gib(plan.left_bytes),
+        "needed at start": _gib(plan.start_bytes),
+        "reserved at most": _gib(plan.most_bytes),
+        "bytes of a token's keys and values": f"{plan.kv_token_bytes:,}"
+        if plan.demand.groups
+        else "-",
+        "max_model_len": f"{plan.sizes.max_model_len:,}",
+        "max_num_seqs": f"{plan.sizes.max_num_seqs:,}" if plan.demand.groups else "-",
+        "max_batched_tokens": f"{plan.sizes.max_batched_tokens:,}",
+    }
+    for length in LENGTHS:
+        number = plan.num_sequences(length)
+        rows[f"sequences of {length // 1024}k tokens at once"] = str(number) if number else "-"
+    return rows
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"
+
+
+def as_json(found: Sequence[ReplicaPlan | Refusal], card: Card) -> str:
+    """Return the plans and refusals as JSON."""
+    return json.dumps(
+        {
+            "device": {"total_bytes": card.memory.total_bytes, "is_gpu": card.num > 0},
+            "models": [_as_dict(each) for each in found],
+        },
+        indent=2,
+    )
+
+
+def _as_dict(each: ReplicaPlan | Refusal) -> dict[str, Any]:
+    if isinstance(each, Refusal):
+        return {
+            "id": each.spec.id,
+            "share": each.spec.device_share,
+            "fits": False,
+            "error": each.message,
+            "least_bytes": each.least_bytes,
+        }
+    return {
+        "id": each.spec.id,
+        "share": each.spec.device_share,
+        "fits": True,
+        "dtype": each.dtype,
+        "num_weights": each.shape.weights.total,
+        "is_estimate": each.shape.weights.is_estimate,
+        "share_bytes": each.share_bytes,
+        "weight_bytes": each.demand.weight_bytes,
+        "step_bytes": each.demand.activation_bytes,
+        "graph_bytes": each.demand.graph_bytes,
+        "headroom_bytes": each.headroom_bytes,
+        "kv_bytes": each.kv.kv_bytes,
+        "left_bytes": each.left_bytes,
+        "start_bytes": each.start_bytes,
+        "most_bytes": each.most_bytes,
+        "kv_token_bytes": each.kv_token_bytes,
+        "least_bytes": each.demand.least_bytes,
+        **asdict(each.sizes),
+        "reasons": dict(each.reasons),
+        "num_sequences": {str(length): each.num_sequences(length) for length in LENGTHS},
+    }

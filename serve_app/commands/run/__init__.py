@@ -1,0 +1,1 @@
+"""Commands that run Ray, Serve and HAProxy, and operate a server that runs."""

@@ -1,0 +1,1 @@
+"""Programs for people: chat, demo, downloads, keys and what is installed."""

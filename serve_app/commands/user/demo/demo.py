@@ -1,0 +1,148 @@
+"""`raystream demo`: runs three streams undisturbed, then again while a replica is killed.
+
+The last line is computed: text, counts and ends of both runs are compared. A difference, or a kill
+that no stream has noticed, ends the command with 1.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from rich.console import Console
+
+from serve_app.client.chat_client import ChatClient, ChatError
+from serve_app.commands.user.chat.screens import harmless
+from serve_app.commands.user.demo.screens import DemoScreen
+from serve_app.commands.user.demo.server import DemoError, DemoServer, serving
+from serve_app.commands.user.demo.streams import QUESTIONS, DemoStream, Verdict
+
+POLL_S: Final = 0.02
+NONSENSE: Final = (
+    "The model is tiny: beyond a docstring it writes nonsense, but the same nonsense each time."
+)
+
+
+def run_demo(*, is_plain: bool, keep: bool, svg: Path | None) -> int:
+    """Show the demo; return the exit code.
+
+    Args:
+        is_plain: Write lines, even on a terminal.
+        keep: Let the server run until Ctrl-C.
+        svg: A file for a picture of what was shown.
+    """
+    console = Console(highlight=False, no_color=is_plain or None)
+    screen = DemoScreen(console, is_plain=is_plain or not console.is_terminal)
+    stopped_by = int(signal.SIGINT)
+
+    def stop(number: int, _: FrameType | None) -> None:
+        """End as Ctrl-C does: asyncio then ends in order what it runs."""
+        nonlocal stopped_by
+        stopped_by = number
+        signal.raise_signal(signal.SIGINT)
+
+    # A background job of a script ignores SIGINT, and would ignore these with it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    try:
+        return _show(screen, keep=keep, svg=svg)
+    except (DemoError, ChatError) as error:
+        sys.stderr.write(f"Error: {harmless(str(error))}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 128 + stopped_by
+
+
+def _show(screen: DemoScreen, *, keep: bool, svg: Path | None) -> int:
+    if svg is not None:
+        _require_writable(svg)
+    started_s = time.monotonic()
+    with serving(lambda line: screen.tell(line, "dim")) as server:
+        with screen.busy("Starting a server with two replicas of pydoc-chat on this machine"):
+            server.wait_until_ready()
+        screen.tell(f"Ready after {time.monotonic() - started_s:.0f} s. The page: {server.url}/")
+        screen.tell(NONSENSE, "dim")
+        verdict = asyncio.run(_compare(server, screen))
+        screen.tell(verdict.text(), "bold green" if verdict.is_proof else "bold red")
+        if svg is not None:
+            try:
+                screen.save_svg(svg)
+            except OSError as error:
+                raise DemoError(f"{svg}: {error.strerror}") from error
+        if keep:
+            screen.tell(f"The server stays until Ctrl-C: {server.url}/")
+            with suppress(KeyboardInterrupt):
+                signal.pause()
+    return 0 if verdict.is_proof else 1
+
+
+def _require_writable(file: Path) -> None:
+    """Refuse a file that can't be written before a minute is spent on what is to be in it.
+
+    Raises:
+        DemoError: It can't be written.
+    """
+    place = file if file.exists() else file.absolute().parent
+    if not place.exists():
+        raise DemoError(f"{file}: there is no folder {place}")
+    if file.is_dir() or not os.access(place, os.W_OK):
+        raise DemoError(f"{file}: it can't be written")
+
+
+async def _compare(server: DemoServer, screen: DemoScreen) -> Verdict:
+    """Run the streams twice, and kill a replica the second time."""
+    client = ChatClient(server.url)
+    undisturbed = [DemoStream(question) for question in QUESTIONS]
+    started_s = time.monotonic()
+    with screen.during(undisturbed, stay=False):
+        await asyncio.gather(*(_read(client, stream) for stream in undisturbed))
+    num_tokens = sum(stream.num_tokens for stream in undisturbed)
+    seconds = time.monotonic() - started_s
+    screen.tell(f"Undisturbed: 3 answers of {num_tokens} tokens together, in {seconds:.1f} s.")
+    streams = [DemoStream(question) for question in QUESTIONS]
+    with screen.during(streams, stay=True):
+        reading = (_read(client, stream) for stream in streams)
+        await asyncio.gather(*reading, _kill_busiest(server, client, streams, screen))
+    if screen.is_plain:
+        for number, stream in enumerate(streams, 1):
+            screen.tell(f"{number}: {stream.summary()}")
+    return Verdict.of(streams, undisturbed)
+
+
+async def _read(client: ChatClient, stream: DemoStream) -> None:
+    await stream.read(client.stream(stream.question.body()))
+
+
+async def _kill_busiest(
+    server: DemoServer, client: ChatClient, streams: Sequence[DemoStream], screen: DemoScreen
+) -> None:
+    """Kill the replica that runs the most streams, once all of them are well under way.
+
+    Raises:
+        DemoError: The streams were faster.
+    """
+    await asyncio.gather(*(stream.under_way.wait() for stream in streams))
+    while (replica := await _busiest(client)) is None:
+        if all(stream.finish_reason for stream in streams):
+            raise DemoError("the streams ended before a replica could be killed")
+        await asyncio.sleep(POLL_S)
+    server.kill_replica(replica["process_id"])
+    num, name = replica["work"]["num_running"], replica["replica_id"]
+    screen.tell(
+        f"Replica {name} killed (pid {replica['process_id']}) with {num} of the 3 streams.",
+        "bold red",
+    )
+
+
+async def _busiest(client: ChatClient) -> dict[str, Any] | None:
+    """Return what `/v1/devices` tells of the replica that runs the most sequences, if any runs."""
+    (model,) = (await client.get("/devices"))["data"]
+    replicas = [each for each in model["replicas"] if each["work"]["num_running"]]
+    return max(replicas, key=lambda each: int(each["work"]["num_running"]), default=None)

@@ -1,0 +1,202 @@
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from deployments.contract.errors import (
+    GenerationFailedError,
+    InvalidRequestError,
+    ModelChangedError,
+    OverloadedError,
+    ReplicaUnavailableError,
+)
+from deployments.contract.gen_ai_spans import ModelSpan, ModelSpans, end, operation_of, recorded
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.messages import ChatMessage, TextPart
+from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.pooling import PoolingRequest
+from deployments.contract.sampling_params import SamplingParams
+from deployments.contract.tracing import (
+    SpanKind,
+    TraceContext,
+    Tracer,
+    TracingSettings,
+    open_tracer,
+)
+from tests.otlp_receiver import ReceivedSpan, Receiver
+
+TRACE = TraceContext("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+TEXT = GenerationRequest("r", "hello", SamplingParams(), trace=TRACE)
+
+
+@pytest.fixture
+def tracer(receiver: Receiver) -> Iterator[Tracer]:
+    tracer = open_tracer(TracingSettings(receiver.url), "service", "instance")
+    assert tracer is not None
+    yield tracer
+    tracer.close()
+
+
+@pytest.fixture
+def spans(tracer: Tracer) -> ModelSpans:
+    return ModelSpans(tracer, "m", SpanKind.SERVER)
+
+
+def started(spans: ModelSpans, request: GenerationRequest = TEXT) -> ModelSpan:
+    span = spans.of_text(request)
+    assert span is not None
+    return span
+
+
+def received(tracer: Tracer, receiver: Receiver) -> ReceivedSpan:
+    tracer.close()
+    (span,) = receiver.spans
+    return span
+
+
+@pytest.mark.parametrize(
+    ("prompt", "operation"),
+    [
+        ("hello", "text_completion"),
+        ((1, 2), "text_completion"),
+        ((), "text_completion"),
+        ((ChatMessage("user", (TextPart("hello"),)),), "chat"),
+    ],
+)
+def test_messages_are_a_chat(
+    prompt: str | tuple[int, ...] | tuple[ChatMessage, ...], operation: str
+) -> None:
+    assert operation_of(prompt) == operation
+
+
+def test_a_request_without_a_context_has_no_span(spans: ModelSpans) -> None:
+    assert spans.of_text(GenerationRequest("r", "hello", SamplingParams())) is None
+    assert spans.of_texts(PoolingRequest("r", ("hello",))) is None
+
+
+def test_a_text_s_span_counts_its_tokens_and_its_times(
+    spans: ModelSpans, tracer: Tracer, receiver: Receiver
+) -> None:
+    span = started(spans)
+    span.accepted(5)
+    span.journal.begun_ns = time.time_ns() + 10**9
+    span.gained(TextDelta((), ""))
+    span.gained(TextDelta((1,), "a", num_cached_tokens=4))
+    span.gained(TextDelta((2, 3), "b", FinishReason.LENGTH))
+    span.end()
+    span.end(GenerationFailedError("too late"))
+    found = received(tracer, receiver)
+    assert (found.name, found.kind, found.has_failed) == ("text_completion m", 2, False)
+    assert found.parent_id == "00f067aa0ba902b7"
+    assert 1 <= found.attributes.pop("gen_ai.latency.time_in_queue") < 2
+    assert 0 <= found.attributes.pop("gen_ai.response.time_to_first_chunk") < 1
+    assert found.attributes == {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "raystream",
+        "gen_ai.request.model": "m",
+        "gen_ai.usage.input_tokens": 5,
+        "gen_ai.usage.output_tokens": 3,
+        "gen_ai.usage.cache_read.input_tokens": 4,
+        "gen_ai.response.finish_reasons": ["length"],
+    }
+    assert found.events == []
+
+
+def test_a_preemption_is_an_event_at_its_time(
+    spans: ModelSpans, tracer: Tracer, receiver: Receiver
+) -> None:
+    span = started(spans)
+    span.journal.preempted_ns += [1, 2]
+    span.end()
+    assert received(tracer, receiver).events == [("preempted", {}), ("preempted", {})]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(OverloadedError("full"), "overloaded"), (ModelChangedError("other"), "model_changed")],
+)
+def test_a_refusal_is_an_event(
+    spans: ModelSpans, tracer: Tracer, receiver: Receiver, error: Exception, code: str
+) -> None:
+    started(spans).end(error)
+    found = received(tracer, receiver)
+    assert found.events == [("refused", {"error.type": code})]
+    assert found.attributes["error.type"] == code
+    assert found.has_failed
+    assert "gen_ai.usage.output_tokens" not in found.attributes
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "has_failed"),
+    [
+        (InvalidRequestError("secret"), "invalid_request", False),
+        (ReplicaUnavailableError("secret"), "replica_unavailable", True),
+        (ZeroDivisionError("secret"), "ZeroDivisionError", True),
+    ],
+)
+def test_an_error_is_named_by_its_code(
+    spans: ModelSpans,
+    tracer: Tracer,
+    receiver: Receiver,
+    error: Exception,
+    code: str,
+    has_failed: bool,
+) -> None:
+    with pytest.raises(type(error)), recorded(started(spans)):
+        raise error
+    found = received(tracer, receiver)
+    assert (found.attributes["error.type"], found.has_failed) == (code, has_failed)
+    assert found.attributes["gen_ai.response.finish_reasons"] == ["error"]
+    assert b"secret" not in receiver.bodies[0]
+
+
+def test_a_prompt_without_an_answer_has_its_cached_tokens_in_its_span(
+    spans: ModelSpans, tracer: Tracer, receiver: Receiver
+) -> None:
+    span = started(spans)
+    span.gained(TextDelta((), "", FinishReason.LENGTH, num_cached_tokens=4))
+    span.end()
+    found = received(tracer, receiver).attributes
+    assert found["gen_ai.usage.cache_read.input_tokens"] == 4
+    assert "gen_ai.response.time_to_first_chunk" not in found
+
+
+def test_a_sequence_that_fails_in_the_engine_fails_its_span(
+    spans: ModelSpans, tracer: Tracer, receiver: Receiver
+) -> None:
+    span = started(spans)
+    span.gained(TextDelta((), "", FinishReason.ERROR, "secret"))
+    end(span)
+    found = received(tracer, receiver)
+    assert (found.attributes["error.type"], found.has_failed) == ("generation_failed", True)
+    assert b"secret" not in receiver.bodies[0]
+
+
+def test_a_cancelled_text_is_aborted_without_an_error(
+    spans: ModelSpans, tracer: Tracer, receiver: Receiver
+) -> None:
+    with pytest.raises(asyncio.CancelledError), recorded(started(spans)):
+        raise asyncio.CancelledError
+    found = received(tracer, receiver)
+    assert found.attributes["gen_ai.response.finish_reasons"] == ["abort"]
+    assert "error.type" not in found.attributes
+    assert not found.has_failed
+
+
+def test_a_classification_has_no_finish_reason(
+    spans: ModelSpans, tracer: Tracer, receiver: Receiver
+) -> None:
+    with recorded(spans.of_texts(PoolingRequest("r", ("hello",), trace=TRACE))) as span:
+        assert span is not None
+        span.accepted(9)
+        span.waited(0.25)
+    found = received(tracer, receiver)
+    assert found.name == "classify m"
+    assert found.attributes == {
+        "gen_ai.operation.name": "classify",
+        "gen_ai.provider.name": "raystream",
+        "gen_ai.request.model": "m",
+        "gen_ai.usage.input_tokens": 9,
+        "gen_ai.latency.time_in_queue": 0.25,
+    }
