@@ -96,7 +96,8 @@ def load_api_keys(
     keys = list(config.api_keys)
     if config.api_keys_file is not None:
         here = Path(config.api_keys_file)
-        keys += read_file(here if here.exists() else root / here)
+        there = root / here
+        keys += read_file(there if there.exists() and not here.exists() else here)
     if text := environment.get(ENVIRONMENT_VARIABLE, "").strip():
         if config.allow_anonymous:
             raise ApiKeysError(

@@ -79,8 +79,11 @@ def is_faultless(name: str, depth: Depth, *, with_notes: bool = False) -> bool:
     """Print what is wrong with a file to standard error; return whether nothing is."""
     try:
         text = Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        sys.stderr.write(f"{name}: {error}\n")
+    except OSError as error:
+        sys.stderr.write(f"{name}: {error.strerror}\n")
+        return False
+    except UnicodeDecodeError as error:
+        sys.stderr.write(f"{name} is not text in UTF-8: {error.reason} at byte {error.start}\n")
         return False
     with chdir(Path(name).parent):  # from which relative paths in the file start
         found = examine(text, depth)

@@ -11,6 +11,7 @@ import { ConversationList } from "./list.js";
 import { OptionsForm } from "./options.js";
 import { announce } from "./parts.js";
 import { press } from "./shortcuts.js";
+import { browserStorage } from "./storage.js";
 import { TextBox, focusBox } from "./textbox.js";
 import { Answer, Question, ToolResult } from "./turn.js";
 import { Versions } from "./versions.js";
@@ -156,10 +157,31 @@ const Welcome = ({ it, model, onAsked }) => html`
     ${model?.id === DEMO_MODEL && html`<${Demo} it=${it} takesImages=${model.accepts_images} onAsked=${onAsked} />`}
   </div>`;
 
+/** The text that was not sent when the page was left. The next page has it, and only that one. */
+const UNSENT = "raystream-unsent";
+
+function useUnsent() {
+  const state = useState(() => browserStorage.read(UNSENT));
+  const text = useRef("");
+  [text.current] = state;
+  useEffect(() => {
+    const take = () => browserStorage.write(UNSENT, "");
+    const leave = () => text.current && browserStorage.write(UNSENT, text.current);
+    take();
+    addEventListener("pagehide", leave);
+    addEventListener("pageshow", take);
+    return () => {
+      removeEventListener("pagehide", leave);
+      removeEventListener("pageshow", take);
+    };
+  }, []);
+  return state;
+}
+
 const NOTHING = { images: /** @type {string[]} */ ([]), files: /** @type {any[]} */ ([]) };
 
 function Composer({ it, isBusy, takesImages, isReady, box, onClear, onEnd }) {
-  const [text, setText] = useState("");
+  const [text, setText] = useUnsent();
   const [attached, setAttached] = useState(NOTHING);
   const [problem, setProblem] = useState("");
   const add = async (given) => {

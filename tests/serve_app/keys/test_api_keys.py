@@ -123,7 +123,7 @@ def test_a_broken_file_is_refused_without_an_echo(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ApiKeysError, match="No such file"):
+    with pytest.raises(ApiKeysError, match=r"api_keys_file: nowhere\.yaml: No such file"):
         load_api_keys(AuthConfig(api_keys_file="nowhere.yaml"), tmp_path, {})
 
 

@@ -81,6 +81,21 @@ async def test_nothing_is_lost_by_a_new_chat_or_a_closed_tab_while_an_answer_str
     await expect(page.answer).not_to_contain_text("Stopped here")
 
 
+async def test_a_message_that_was_not_sent_is_in_the_next_page_only(page: Page) -> None:
+    await page.open()
+    await page.page.get_by_label("Your message").fill("Half a quest")
+    await page.page.reload()
+    await expect(page.page.get_by_label("Your message")).to_have_value("Half a quest")
+    other = await page.page.context.new_page()
+    await page.page.close(run_before_unload=True)
+    page.page = other
+    await page.open()
+    await expect(page.page.get_by_label("Your message")).to_have_value("Half a quest")
+    page.page = await page.page.context.new_page()
+    await page.open()
+    await expect(page.page.get_by_label("Your message")).to_have_value("")
+
+
 async def test_an_edit_and_a_repeat_keep_the_other_versions(page: Page, models: Models) -> None:
     models.chat.scripts = [
         [[TextDelta((1,), text, FinishReason.STOP)]] for text in ("One.", "Two.", "Three.")

@@ -263,7 +263,7 @@ def test_the_shipped_file_is_planned_for_this_machine(monkeypatch: pytest.Monkey
         (("--model", "models/none"), "there is no folder 'models/none', and the repository"),
         (("--model", "models/pydoc-chat", "--gpu-memory", "48"), "'48' is no size: write a number"),
         (("--model", "models/pydoc-chat", "--gpu-memory", "0GiB"), "'0GiB' holds nothing"),
-        (("none.yaml",), "none.yaml: [Errno 2] No such file"),
+        (("none.yaml",), "none.yaml: No such file"),
         (("pyproject.toml",), "pyproject.toml: expected '<document start>'"),
     ],
 )
