@@ -44,7 +44,7 @@ from deployments.generator.placed_engine import PlacedEngine
 from deployments.text_generator import TextGenerator
 from serve_app import app
 from serve_app.config import AppConfig
-from serve_app.http.access_record import AccessRecord
+from serve_app.http.request_record import RequestRecord
 from serve_app.ingress import Ingress
 from serve_app.metrics import IngressMetrics
 
@@ -83,10 +83,10 @@ class SilentGenerator(TextGenerator):
 class SilentMetrics(IngressMetrics):
     """Counts no tokens."""
 
-    def count_prompt(self, record: AccessRecord, num_tokens: int) -> None:
+    def count_prompt(self, record: RequestRecord, num_tokens: int) -> None:
         """Count nothing."""
 
-    def delivered_tokens(self, record: AccessRecord) -> Counter:
+    def delivered_tokens(self, record: RequestRecord) -> Counter:
         """Return a counter that counts nothing."""
         silence: Any = _Silence()
         counter: Counter = silence

@@ -12,8 +12,8 @@ from ray.serve.context import _get_serve_request_context
 
 from deployments.contract.errors import InvalidRequestError
 from serve_app.api.body.strict_body import StrictBody
-from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
 from serve_app.http.request_id import chosen_id
+from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from serve_app.http.validation_refusal import refusal_of
 
 logger = logging.getLogger("raystream")
@@ -84,7 +84,7 @@ def read_body(kind: type[BodyT], fields: dict[str, Any]) -> BodyT:
 
 
 @contextmanager
-def working(record: AccessRecord | None = None) -> Iterator[AccessRecord]:
+def working(record: RequestRecord | None = None) -> Iterator[RequestRecord]:
     """Work for a request, as its time limits and its moves between replicas see it.
 
     Args:
@@ -93,7 +93,7 @@ def working(record: AccessRecord | None = None) -> Iterator[AccessRecord]:
     """
     if record is None:
         request_id = chosen_id(_get_serve_request_context().request_id)
-        record = AccessRecord(request_id, "", time.monotonic, time.monotonic())
+        record = RequestRecord(request_id, "", time.monotonic, time.monotonic())
     token = CURRENT_RECORD.set(record)
     try:
         yield record
@@ -101,7 +101,7 @@ def working(record: AccessRecord | None = None) -> Iterator[AccessRecord]:
         CURRENT_RECORD.reset(token)
 
 
-def log_warnings(record: AccessRecord) -> None:
+def log_warnings(record: RequestRecord) -> None:
     """Log what was asked for and is not done; over HTTP, a header says so."""
     for warning in record.warnings:
         logger.warning("%s", warning)

@@ -12,7 +12,7 @@ from typing import Final
 from deployments.contract.errors import OverloadReason
 from deployments.contract.metric_store import Counter, Kind, Metric, MetricStore
 from deployments.contract.metric_table import GENERATOR, POOLER
-from serve_app.http.access_record import AccessRecord, MoveReason
+from serve_app.http.request_record import MoveReason, RequestRecord
 
 REJECTIONS: Final = Metric(
     "vllm_admission_rejections_total",
@@ -69,21 +69,21 @@ class IngressMetrics:
         for model_id in model_ids:
             self.store.open_series(model_id)
 
-    def count_prompt(self, record: AccessRecord, num_tokens: int) -> None:
+    def count_prompt(self, record: RequestRecord, num_tokens: int) -> None:
         """Count a prompt; see `Meter`."""
         self._of(PROMPT_TOKENS, record).inc(num_tokens)
 
-    def delivered_tokens(self, record: AccessRecord) -> Counter:
+    def delivered_tokens(self, record: RequestRecord) -> Counter:
         """Return the counter of an answer's tokens; see `Meter`."""
         return self._of(DELIVERED_TOKENS, record)
 
-    def count_move(self, record: AccessRecord, reason: MoveReason) -> None:
+    def count_move(self, record: RequestRecord, reason: MoveReason) -> None:
         """Count a move; see `Meter`."""
         self.store.counter(MOVES.name, record.model or "", reason).inc()
 
-    def count_refusal(self, record: AccessRecord, reason: OverloadReason) -> None:
+    def count_refusal(self, record: RequestRecord, reason: OverloadReason) -> None:
         """Count a refused request; see `Meter`."""
         self.store.counter(REJECTIONS.name, record.model or "", reason).inc()
 
-    def _of(self, metric: Metric, record: AccessRecord) -> Counter:
+    def _of(self, metric: Metric, record: RequestRecord) -> Counter:
         return self.store.counter(metric.name, record.model or "", record.key_name or "")

@@ -25,8 +25,8 @@ from serve_app.backends.pooling import PoolingBackend
 from serve_app.backends.running_replicas import RunningReplicas
 from serve_app.backends.serving_states import NOT_READY, DeploymentState, ServingState
 from serve_app.backends.single_flight import SingleFlight
-from serve_app.http.access_record import current_record
 from serve_app.http.notice import NOTICE_INTERVAL_S, loading
+from serve_app.http.request_record import current_record
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from deployments.contract.pooling import PooledText, PoolingRequest
 from serve_app.backends.generation import GenerationBackend, GenerationStream
 from serve_app.backends.pooling import PoolingBackend
 from serve_app.config import LimitsConfig
-from serve_app.http.access_record import seconds_since_arrival
+from serve_app.http.request_record import seconds_since_arrival
 
 T = TypeVar("T")
 

@@ -44,7 +44,7 @@ from serve_app.backends.prefix_memory import prefix_keys
 from serve_app.backends.running_replicas import RunningReplicas
 from serve_app.backends.stream_box import StreamBox
 from serve_app.backends.token_channels import TokenChannels
-from serve_app.http.access_record import seconds_since_arrival
+from serve_app.http.request_record import seconds_since_arrival
 
 LAST_DELTA_TIMEOUT_S: Final = 5.0
 """How long a stream may go on after its call has ended. The last delta is sent before the call

@@ -32,8 +32,8 @@ from deployments.contract.generation import (
     num_tokens_of_trial,
 )
 from deployments.contract.pooling import PoolingRequest
-from serve_app.http.access_record import AccessRecord, MoveReason, current_record
 from serve_app.http.notice import NOTICE_INTERVAL_S, Notice
+from serve_app.http.request_record import MoveReason, RequestRecord, current_record
 
 T = TypeVar("T")
 RequestT = TypeVar("RequestT", GenerationRequest, PoolingRequest)
@@ -143,7 +143,7 @@ class Losses:
         self._limits = limits
         self._blame = blame
         self._why_none = why_none
-        self._record: AccessRecord | None = current_record()
+        self._record: RequestRecord | None = current_record()
         self._give_up_at_s: float | None = None  # by the event loop's clock; None without a loss
         self._waits_first = False
         self._reason: MoveReason | None = None  # of the loss that is not made good yet

@@ -15,7 +15,7 @@ from serve_app.backends.handles import (
 )
 from serve_app.backends.offers import raise_refusal
 from serve_app.backends.running_replicas import RunningReplicas
-from serve_app.http.access_record import seconds_since_arrival
+from serve_app.http.request_record import seconds_since_arrival
 
 
 class PoolingBackend(Protocol):

@@ -17,7 +17,7 @@ from deployments.contract.errors import (
 )
 from deployments.contract.output import FinishReason, TextDelta
 from serve_app.backends.generation import GenerationStream
-from serve_app.http.access_record import current_record
+from serve_app.http.request_record import current_record
 
 TrueFinish = Literal["stop", "length"]
 

@@ -1,1 +1,1 @@
-"""HTTP parts that every layer above shares: errors, JSON bodies, request ids, access records."""
+"""HTTP parts that every layer above shares: errors, JSON bodies, request ids, request records."""

@@ -22,9 +22,9 @@ from deployments.contract.errors import (
     ReplicaUnavailableError,
     overload_reason,
 )
-from serve_app.http.access_record import AccessRecord, current_record
 from serve_app.http.error_shapes import ANTHROPIC_ID_HEADER, Fault, anthropic_error, openai_error
 from serve_app.http.request_id import echo_headers
+from serve_app.http.request_record import RequestRecord, current_record
 from serve_app.http.route_hints import path_of, route_hint, shown_path
 from serve_app.http.validation_refusal import refusal_of, with_place
 
@@ -40,7 +40,7 @@ def error_payload(error: RaystreamError) -> dict[str, Any]:
     return _payload(_fault(error), current_record())
 
 
-def error_response(error: RaystreamError, record: AccessRecord | None = None) -> JSONResponse:
+def error_response(error: RaystreamError, record: RequestRecord | None = None) -> JSONResponse:
     """Return the answer for an error, with the headers that guide a client's retries.
 
     Args:
@@ -64,7 +64,7 @@ def _fault(error: RaystreamError) -> Fault:
     return Fault(error.status, message, error.type, error.param, error.code)
 
 
-def _payload(fault: Fault, record: AccessRecord | None) -> dict[str, Any]:
+def _payload(fault: Fault, record: RequestRecord | None) -> dict[str, Any]:
     if record is None:
         return openai_error(fault, None)
     return record.error_shape(fault, record.request_id)
@@ -74,7 +74,7 @@ def _answer(
     fault: Fault,
     headers: Mapping[str, str],
     overload: OverloadReason | None = None,
-    record: AccessRecord | None = None,
+    record: RequestRecord | None = None,
 ) -> JSONResponse:
     """Return the answer, and note in the request's record why it is an error."""
     record = record or current_record()
@@ -140,7 +140,7 @@ async def _on_client_disconnect(request: Request, error: Exception) -> Response:
 async def _on_unknown_error(request: Request, error: Exception) -> Response:
     """Answer for a bug of ours. Starlette then raises the error again, so it is logged too."""
     failed = RaystreamError("The server has failed at this request.")
-    response = error_response(failed, request.scope["state"].get("access_record"))
+    response = error_response(failed, request.scope["state"].get("request_record"))
     # This answer is made outside our middleware, which would add the request id.
     response.headers.update(echo_headers(request))
     return response

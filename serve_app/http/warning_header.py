@@ -8,7 +8,7 @@ Source: https://www.rfc-editor.org/rfc/rfc9111#section-5.5
 from collections.abc import Mapping
 from typing import Final
 
-from serve_app.http.access_record import current_record
+from serve_app.http.request_record import current_record
 
 WARNING_HEADER: Final = "X-Raystream-Warning"
 MAX_LENGTH: Final = 512

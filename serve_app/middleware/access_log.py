@@ -2,8 +2,8 @@
 
 A line says which key asked which model, how many tokens that took and how long. It never holds a
 prompt, an answer, a key, or a path that a client made up: only numbers, and names from our own
-configuration and code. The line is made from the request's `AccessRecord`. Surfaces fill the record
-in while they work, and the rate limits charge the tokens it counts.
+configuration and code. The line is made from the request's `RequestRecord`. Surfaces fill the
+record in while they work, and the rate limits charge the tokens it counts.
 
 The logger is a child of Ray Serve's. So the lines go to the ingress's log file, and
 `logging_config` in serve_config.yaml sets their format. They stay off standard error, which Ray
@@ -20,13 +20,13 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.contract.errors import RaystreamError
-from serve_app.http.access_record import (
+from serve_app.http.error_shapes import error_shape_of
+from serve_app.http.request_record import (
     CLIENT_DISCONNECTED,
     CURRENT_RECORD,
-    AccessRecord,
     Meter,
+    RequestRecord,
 )
-from serve_app.http.error_shapes import error_shape_of
 from serve_app.http.route_hints import path_of
 
 OK: Final = HTTPStatus.OK.value
@@ -36,7 +36,7 @@ logger = logging.getLogger("ray.serve.raystream.access")
 
 
 class AccessLogMiddleware:
-    """Opens a request's access record, and writes its line at the end."""
+    """Opens a request's record, and writes its line at the end."""
 
     def __init__(
         self,
@@ -64,12 +64,12 @@ class AccessLogMiddleware:
             await self._app(scope, receive, send)
             return
         state = scope["state"]
-        record = AccessRecord(
+        record = RequestRecord(
             state["request_id"], scope["method"][:16], self._now, self._now(), meter=self._meter
         )
         record.error_shape = error_shape_of(path_of(scope))
         record.span = state.get("span")
-        state["access_record"] = record
+        state["request_record"] = record
         token = CURRENT_RECORD.set(record)
         try:
             await self._app(scope, _listening(receive, record), _watched(send, record))
@@ -89,7 +89,7 @@ class AccessLogMiddleware:
                 _write(record)
 
 
-def _listening(receive: Receive, record: AccessRecord) -> Receive:
+def _listening(receive: Receive, record: RequestRecord) -> Receive:
     async def listening() -> Message:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -99,7 +99,7 @@ def _listening(receive: Receive, record: AccessRecord) -> Receive:
     return listening
 
 
-def _watched(send: Send, record: AccessRecord) -> Send:
+def _watched(send: Send, record: RequestRecord) -> Send:
     def watched(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             record.status = message["status"]
@@ -113,6 +113,6 @@ def _watched(send: Send, record: AccessRecord) -> Send:
     return watched
 
 
-def _write(record: AccessRecord) -> None:
+def _write(record: RequestRecord) -> None:
     if logger.isEnabledFor(logging.INFO):
         logger.info("%s", record.line(), extra={"log_to_stderr": False})

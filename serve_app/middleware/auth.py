@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.contract.errors import InvalidApiKeyError
 from serve_app.config import ApiKey
-from serve_app.http.access_record import record_of
 from serve_app.http.errors import error_response
+from serve_app.http.request_record import record_of
 from serve_app.keys.access import note_api_key
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE, KeyRing
 from serve_app.playground.page import PAGE_PATHS
@@ -62,7 +62,7 @@ def is_loopback(host: str | None) -> bool:
 
 
 class AuthMiddleware:
-    """Passes on requests that present a known key, and notes its name in their access records."""
+    """Passes on requests that present a known key, and notes its name in their records."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app

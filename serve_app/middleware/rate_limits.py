@@ -22,8 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.contract.errors import RateLimitError, RateLimitsUnavailableError, RaystreamError
 from serve_app.backends.ledger_handle import Ledger
 from serve_app.config import ApiKey
-from serve_app.http.access_record import AccessRecord, record_of
 from serve_app.http.errors import error_response
+from serve_app.http.request_record import RequestRecord, record_of
 from serve_app.keys.access import api_key_of
 from serve_app.keys.ledger import Allowance, Verdict
 
@@ -124,7 +124,7 @@ class _Running:
             true if it needs no notice.
     """
 
-    def __init__(self, ledger: Ledger, key: ApiKey, record: AccessRecord) -> None:
+    def __init__(self, ledger: Ledger, key: ApiKey, record: RequestRecord) -> None:
         """Start to ask the ledger about the request."""
         self.is_settled = False
         self._ledger = ledger

@@ -13,7 +13,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.http.access_record import record_of
+from serve_app.http.request_record import record_of
 
 logger = logging.getLogger("ray.serve")
 

@@ -1,6 +1,6 @@
 """The span of each POST request, from its arrival to the last byte of its answer.
 
-It is made from the request's access record, so it tells what the access log tells. Other methods
+It is made from the request's record, so it tells what the access log tells. Other methods
 ask no model; probes and pages would only hide the requests that matter. The parent is the client's
 own span, if its `traceparent` is valid; otherwise a trace begins here.
 """
@@ -26,7 +26,7 @@ from deployments.contract.gen_ai_spans import (
     TIME_TO_FIRST,
 )
 from deployments.contract.tracing import Span, SpanKind, TraceContext, Tracer
-from serve_app.http.access_record import CLIENT_DISCONNECTED, AccessRecord, record_of
+from serve_app.http.request_record import CLIENT_DISCONNECTED, RequestRecord, record_of
 
 METHOD: Final = "POST"
 REFUSALS: Final = (OverloadedError.code, RateLimitError.code)
@@ -34,7 +34,7 @@ REFUSALS: Final = (OverloadedError.code, RateLimitError.code)
 
 
 class TracingMiddleware:
-    """Starts a request's span, and ends it with what its access record says."""
+    """Starts a request's span, and ends it with what its record says."""
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         """Wrap an application.
@@ -78,14 +78,14 @@ def _is_traced(scope: Scope) -> bool:
     return bool(scope["type"] == "http" and scope["method"] == METHOD)
 
 
-def _end(span: Span, record: AccessRecord) -> None:
+def _end(span: Span, record: RequestRecord) -> None:
     if record.error_code in REFUSALS:
         span.add_event(REFUSED, {ERROR: record.error_code})
     name = METHOD if record.route is None else f"{METHOD} {record.route}"
     span.end(dict(_attributes(record)), name=name, failed=_has_failed(record))
 
 
-def _attributes(record: AccessRecord) -> Iterator[tuple[str, Any]]:
+def _attributes(record: RequestRecord) -> Iterator[tuple[str, Any]]:
     yield "raystream.request.id", record.request_id
     if record.num_moves:
         yield "raystream.request.moves", record.num_moves
@@ -111,7 +111,7 @@ def _attributes(record: AccessRecord) -> Iterator[tuple[str, Any]]:
         yield FINISH_REASONS, (record.finish_reason,)
 
 
-def _has_failed(record: AccessRecord) -> bool:
+def _has_failed(record: RequestRecord) -> bool:
     """Return whether the server has failed; an error after the headers is always its own."""
     if record.status is None:
         return False

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.http.access_record import current_record
+from serve_app.http.request_record import current_record
 from serve_app.streaming.sse import (
     EVENT_STREAM,
     EVENT_STREAM_HEADERS,

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
 from deployments.contract.errors import RaystreamError, overload_reason
-from serve_app.http.access_record import current_record
+from serve_app.http.request_record import current_record
 from serve_app.streaming.error_event import error_event
 from serve_app.streaming.event_stream import EventStreamResponse, Sleep
 from serve_app.streaming.sse import encode_comment

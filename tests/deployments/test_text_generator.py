@@ -41,7 +41,7 @@ from deployments.generator.prompt_encoder import EncodedPrompt
 from deployments.plan.memory_budget import DeviceMemoryError
 from deployments.replica.metrics import StreamClock
 from deployments.text_generator import BATCH_WAIT_TIMEOUT_S, MAX_BATCH_SIZE, TextGenerator
-from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
+from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from tests.deployments.local_handle import local_backend, read
 from tests.deployments.tiny_folder import CHAT_TEMPLATE, save_text_model, spec
 from tests.engine.tiny_models import byte_tokenizer, generate, qwen2
@@ -216,7 +216,7 @@ async def test_times_begin_when_the_client_s_request_arrived(generator: TextGene
         return [series[f"vllm_{name}_seconds"][0][1][-1] for name in names]
 
     before = await sums()
-    arrived_1000_s_ago = AccessRecord("r", "POST", lambda: 1000.0, 0.0)
+    arrived_1000_s_ago = RequestRecord("r", "POST", lambda: 1000.0, 0.0)
     token = CURRENT_RECORD.set(arrived_1000_s_ago)
     try:
         await read(generator, GenerationRequest("r", "Hello", GREEDY))

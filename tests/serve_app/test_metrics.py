@@ -2,7 +2,7 @@ import pytest
 
 from deployments.contract.errors import OverloadReason
 from deployments.contract.metric_table import GENERATOR, POOLER
-from serve_app.http.access_record import AccessRecord, MoveReason
+from serve_app.http.request_record import MoveReason, RequestRecord
 from serve_app.metrics import (
     ALL,
     DELIVERED_TOKENS,
@@ -28,8 +28,8 @@ def metrics() -> IngressMetrics:
     return IngressMetrics(["a", "b"])
 
 
-def record(metrics: IngressMetrics, model: str = "a", key: str | None = None) -> AccessRecord:
-    made = AccessRecord("r", "POST", lambda: 0.0, 0.0, meter=metrics)
+def record(metrics: IngressMetrics, model: str = "a", key: str | None = None) -> RequestRecord:
+    made = RequestRecord("r", "POST", lambda: 0.0, 0.0, meter=metrics)
     made.model, made.key_name = model, key
     return made
 

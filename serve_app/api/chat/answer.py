@@ -23,7 +23,7 @@ from serve_app.api.tools.parsing.events import ArgumentsGained, CallEnded, CallS
 from serve_app.api.tools.schema import AnswerToolCall
 from serve_app.backends.choices import Choices
 from serve_app.backends.text_stream import TrueFinish, true_finish
-from serve_app.http.access_record import note_finish
+from serve_app.http.request_record import note_finish
 
 
 async def whole_answer(

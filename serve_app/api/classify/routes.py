@@ -26,9 +26,9 @@ from serve_app.api.intake.faulty_text import faulty_text
 from serve_app.api.openai.text_schema import max_num_tokens_of
 from serve_app.api.openai.usage import Usage
 from serve_app.backends.catalog import ServedPooler
-from serve_app.http.access_record import note_operation, note_prompt
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_id import request_id_of
+from serve_app.http.request_record import note_operation, note_prompt
 
 MAX_CHARS_AT_ONCE: Final = 2**14
 """Longer texts, counted with the overlap of their pieces, are split on a thread. Splitting takes up

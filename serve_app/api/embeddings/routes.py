@@ -19,9 +19,9 @@ from serve_app.api.intake.context import ApiContext
 from serve_app.api.intake.faulty_text import faulty_text, renamed
 from serve_app.api.intake.sentence_prompts import named_prompt
 from serve_app.api.openai.text_schema import TextUsage
-from serve_app.http.access_record import note_operation, note_prompt
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_id import request_id_of
+from serve_app.http.request_record import note_operation, note_prompt
 
 MAX_NUMBERS_AT_ONCE: Final = 2**14
 """Answers with more numbers are written on a thread: that takes a millisecond or more, and every

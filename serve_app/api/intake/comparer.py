@@ -17,7 +17,7 @@ from serve_app.api.body.limits import check_text_bytes, num_utf8_bytes
 from serve_app.api.intake.faulty_text import ALL_TEXTS, faulty_text, renamed
 from serve_app.backends.catalog import ServedPooler
 from serve_app.config import LimitsConfig
-from serve_app.http.access_record import note_operation, note_prompt
+from serve_app.http.request_record import note_operation, note_prompt
 
 MAX_NUMBERS_AT_ONCE: Final = 2**16
 """Vectors with more numbers in all are compared on a thread: that takes a millisecond or more, and

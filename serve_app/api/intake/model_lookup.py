@@ -1,11 +1,11 @@
 """Finds the model that a request names."""
 
 from serve_app.backends.catalog import ModelCatalog, ServedModel, ServedPooler
-from serve_app.http.access_record import note_model
+from serve_app.http.request_record import note_model
 
 
 class ModelLookup:
-    """Finds models by the name in a request, and notes them in the request's access record."""
+    """Finds models by the name in a request, and notes them in the request's record."""
 
     def __init__(self, catalog: ModelCatalog) -> None:
         self._catalog = catalog

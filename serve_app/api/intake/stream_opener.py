@@ -24,7 +24,7 @@ from serve_app.backends.catalog import ServedModel
 from serve_app.backends.choices import Choices
 from serve_app.backends.deadlines import arrival_s, first_deadline
 from serve_app.backends.generation import GenerationStream
-from serve_app.http.access_record import note_operation, note_prompt, note_warnings
+from serve_app.http.request_record import note_operation, note_prompt, note_warnings
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

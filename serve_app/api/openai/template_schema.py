@@ -14,7 +14,7 @@ from deployments.contract.descriptions import ModelDescription
 from deployments.contract.errors import InvalidRequestError
 from deployments.contract.messages import TemplatePairs, TemplateValue
 from serve_app.api.body.wrong_type import wrong_type
-from serve_app.http.access_record import note_warnings
+from serve_app.http.request_record import note_warnings
 
 MAX_NUM_KWARGS: Final = 16
 MAX_KWARG_NAME_LENGTH: Final = 64

@@ -41,8 +41,8 @@ from serve_app.backends.losses import (
 )
 from serve_app.backends.text_stream import read_to_end
 from serve_app.config import LimitsConfig
-from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
 from serve_app.http.notice import Notice
+from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from tests.serve_app.backends.fake_replicas import GONE, Classifiers, Fate, Replicas
 from tests.stopped_clock import Clock, settle
 
@@ -75,8 +75,8 @@ async def answer(
 
 
 @asynccontextmanager
-async def recorded() -> AsyncIterator[AccessRecord]:
-    record = AccessRecord("r", "POST", lambda: 0.0, 0.0)
+async def recorded() -> AsyncIterator[RequestRecord]:
+    record = RequestRecord("r", "POST", lambda: 0.0, 0.0)
     token = CURRENT_RECORD.set(record)
     try:
         yield record

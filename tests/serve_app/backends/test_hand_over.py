@@ -20,8 +20,8 @@ from serve_app.backends.failover import FailoverGenerationBackend
 from serve_app.backends.failover_stream import FailoverStream
 from serve_app.backends.losses import FailoverLimits, ReplicaStoppedError
 from serve_app.backends.text_stream import read_to_end
-from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
 from serve_app.http.notice import Notice
+from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from tests.serve_app.backends.fake_replicas import GONE, Fate, Replicas
 from tests.stopped_clock import settle
 
@@ -184,7 +184,7 @@ async def test_closing_a_stream_that_moves_leaves_nothing_open() -> None:
 
 
 async def test_planned_moves_are_told_but_not_bounded() -> None:
-    record = AccessRecord("r", "POST", lambda: 0.0, 0.0)
+    record = RequestRecord("r", "POST", lambda: 0.0, 0.0)
     notices: list[str] = []
     record.on_notice = notices.append
     token = CURRENT_RECORD.set(record)

@@ -22,7 +22,7 @@ from raystream.local_handle import LocalHandle
 from serve_app.backends.losses import LostAfterStartError, ReplicaStoppedError
 from serve_app.backends.offers import MAX_ATTEMPTS
 from serve_app.backends.pooling import HandlePoolingBackend
-from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
+from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from tests.deadline import in_time
 from tests.offenders import Offenders
 from tests.serve_app.backends.test_handles import (
@@ -150,7 +150,7 @@ async def test_a_replica_is_told_how_long_ago_the_request_arrived() -> None:
 
         pool_suspect = None
 
-    record = AccessRecord("r", "POST", now=lambda: 12.5, started_s=10.0)
+    record = RequestRecord("r", "POST", now=lambda: 12.5, started_s=10.0)
     handle = cast("DeploymentHandle[Any]", LocalHandle(Replica()))
     token = CURRENT_RECORD.set(record)
     try:

@@ -4,8 +4,8 @@ from collections.abc import AsyncGenerator
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.http.access_record import CURRENT_RECORD, AccessRecord
 from serve_app.http.notice import Notice
+from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from serve_app.streaming.event_stream import EventStreamResponse
 from serve_app.streaming.sse import DONE, PING, LastEvent, encode_event
 from tests.serve_app.asgi_call import AsgiCall
@@ -154,7 +154,7 @@ async def test_a_failed_write_closes_the_source() -> None:
 
 
 async def test_notices_are_sent_as_comments_while_the_stream_is_silent() -> None:
-    record = AccessRecord("r", "POST", lambda: 0.0, 0.0)
+    record = RequestRecord("r", "POST", lambda: 0.0, 0.0)
     goes_on = asyncio.Event()
 
     async def events() -> AsyncGenerator[bytes, None]:

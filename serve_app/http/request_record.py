@@ -1,4 +1,8 @@
-"""The access record of a request: surfaces fill it in, and the access log writes it."""
+"""The record of one request: what is known of it while it is answered.
+
+Surfaces and backends fill it in; the access log, the metrics, the span and the answer to an error
+are made from it. `current_record` finds it from any task that works for the request.
+"""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -34,25 +38,25 @@ class MoveReason(StrEnum):
 class Meter(Protocol):
     """Counts what is added to the records of all requests."""
 
-    def count_prompt(self, record: "AccessRecord", num_tokens: int) -> None:
+    def count_prompt(self, record: "RequestRecord", num_tokens: int) -> None:
         """Count a prompt that a replica has accepted."""
         ...
 
-    def delivered_tokens(self, record: "AccessRecord") -> Counter:
+    def delivered_tokens(self, record: "RequestRecord") -> Counter:
         """Return what counts the tokens of an answer that were handed to the HTTP server."""
         ...
 
-    def count_move(self, record: "AccessRecord", reason: MoveReason) -> None:
+    def count_move(self, record: "RequestRecord", reason: MoveReason) -> None:
         """Count a stream, or another request, that has moved to another replica."""
         ...
 
-    def count_refusal(self, record: "AccessRecord", reason: OverloadReason) -> None:
+    def count_refusal(self, record: "RequestRecord", reason: OverloadReason) -> None:
         """Count a request whose client is told that there is no room for it."""
         ...
 
 
 @dataclass(slots=True)
-class AccessRecord:
+class RequestRecord:
     """The facts known about one request so far.
 
     Attributes:
@@ -204,11 +208,11 @@ class AccessRecord:
         ).decode()
 
 
-CURRENT_RECORD: Final[ContextVar[AccessRecord | None]] = ContextVar("access_record", default=None)
+CURRENT_RECORD: Final[ContextVar[RequestRecord | None]] = ContextVar("request_record", default=None)
 """The record of the request that the current task works for; set by `AccessLogMiddleware`."""
 
 
-def current_record() -> AccessRecord | None:
+def current_record() -> RequestRecord | None:
     """Return the record of this task's request; tasks inherit it from the task that made them."""
     return CURRENT_RECORD.get()
 
@@ -256,9 +260,9 @@ def note_finish(reason: str) -> None:
         record.finish_reason = reason
 
 
-def record_of(scope: Scope) -> AccessRecord:
+def record_of(scope: Scope) -> RequestRecord:
     """Return the record of a request."""
-    record: AccessRecord = scope["state"]["access_record"]
+    record: RequestRecord = scope["state"]["request_record"]
     return record
 
 
