@@ -31,7 +31,7 @@ from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, load_model
 from deployments.engine.scheduling.sequence import SequenceRequest
-from serve_app.backends.prefix_memory import PrefixMemory
+from serve_app.backends.replicas.prefix_memory import PrefixMemory
 
 FOLDER = Path(__file__).resolve().parent.parent / "models/pydoc-chat"
 NUM_REPLICAS = 3

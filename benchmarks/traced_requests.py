@@ -23,7 +23,7 @@ from benchmarks.streaming import MODEL
 from deployments.contract.gen_ai_spans import ModelSpans
 from deployments.contract.tracing import SpanKind, Tracer, TracingSettings, open_tracer
 from raystream.local_handle import LocalHandle
-from serve_app.backends.generation import HandleGenerationBackend
+from serve_app.backends.replicas.generation import HandleGenerationBackend
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.serve_app.asgi_call import AsgiCall

@@ -23,8 +23,8 @@ from ray.serve.schema import ApplicationStatusOverview
 
 from deployments.contract.errors import ModelNotFoundError, RaystreamError, ReplicaUnavailableError
 from serve_app.api.intake.context import ApiContext
-from serve_app.backends.handles import Handle, translated_errors
-from serve_app.backends.serving_states import ServingStates
+from serve_app.backends.models.serving_states import ServingStates
+from serve_app.backends.replicas.handles import Handle, translated_errors
 from serve_app.clock import SystemClock
 from serve_app.commands.run.server_record import own_servers
 from serve_app.commands.server_environment import AUTH_MODE, TOKEN_FILE

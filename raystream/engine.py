@@ -51,16 +51,16 @@ from serve_app.api.completions.schema import Completion, CompletionRequest
 from serve_app.api.embeddings.routes import EmbeddedTexts
 from serve_app.api.embeddings.schema import EmbeddingsBody
 from serve_app.api.intake.context import ApiContext
-from serve_app.backends.catalog import ModelCatalog
-from serve_app.backends.generation import HandleGenerationBackend
-from serve_app.backends.pooling import HandlePoolingBackend
+from serve_app.backends.models.catalog import ModelCatalog
+from serve_app.backends.replicas.generation import HandleGenerationBackend
+from serve_app.backends.replicas.pooling import HandlePoolingBackend
 from serve_app.clock import SystemClock
 from serve_app.config import LimitsConfig, ModelConfig, model_id_of, number
 from serve_app.images.fetcher import ImageFetcher
 from serve_app.sharing import to_spec
 
 if TYPE_CHECKING:
-    from serve_app.backends.handles import Handle
+    from serve_app.backends.replicas.handles import Handle
 
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")

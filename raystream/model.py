@@ -37,7 +37,7 @@ from serve_app.api.openai.logprobs import ChoiceLogprobs, CompletionLogprobs
 from serve_app.api.openai.resumption import ChoiceFramer
 from serve_app.api.openai.usage import Usage, UsageTally
 from serve_app.api.reasoning.separation import Separation
-from serve_app.backends.choices import Choices
+from serve_app.backends.streams.choices import Choices
 
 AnswerT = TypeVar("AnswerT")
 AnswerT_co = TypeVar("AnswerT_co", covariant=True)

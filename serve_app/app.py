@@ -25,9 +25,9 @@ from deployments.plan.replica_plan import counted_shape
 from deployments.pooling.model_loader import load_config as load_pooler_config
 from deployments.text_generator import TextGenerator
 from deployments.text_pooler import TextPooler
-from serve_app.backends.cluster_state import deployed_files, running_demands
-from serve_app.backends.model_files import Nodes, RayNodes, unreadable
-from serve_app.backends.model_router import PATH as MODEL_ROUTER
+from serve_app.backends.models.cluster_state import deployed_files, running_demands
+from serve_app.backends.models.model_files import Nodes, RayNodes, unreadable
+from serve_app.backends.replicas.model_router import PATH as MODEL_ROUTER
 from serve_app.commands.check.compose import BUILDER
 from serve_app.commands.run import worker_logs
 from serve_app.commands.run.announcement import Announcement, local_url

@@ -51,23 +51,23 @@ from serve_app.api.server.models import ModelsApi
 from serve_app.api.server.status import StatusApi
 from serve_app.api.text_generation.routes import TextGenerationApi
 from serve_app.api.tokenize.routes import TokenizeApi
-from serve_app.backends.catalog import ModelCatalog
-from serve_app.backends.devices import Devices, DeviceSources
-from serve_app.backends.generation import (
-    ReplicaBackend,
-)
-from serve_app.backends.handles import Handle, ask_all
-from serve_app.backends.ledger_handle import HandleLedger, Ledger
-from serve_app.backends.pooling import PoolingBackend
-from serve_app.backends.replica_reports import HandleReports
-from serve_app.backends.running_replicas import RunningReplicas
-from serve_app.backends.serving_states import AskStates, ServingStates
-from serve_app.backends.snapshots import (
+from serve_app.backends.models.catalog import ModelCatalog
+from serve_app.backends.models.devices import Devices, DeviceSources
+from serve_app.backends.models.serving_states import AskStates, ServingStates
+from serve_app.backends.models.snapshots import (
     PATIENCE_S,
     IngressReport,
     ModelSource,
     Snapshots,
 )
+from serve_app.backends.replicas.generation import (
+    ReplicaBackend,
+)
+from serve_app.backends.replicas.handles import Handle, ask_all
+from serve_app.backends.replicas.ledger_handle import HandleLedger, Ledger
+from serve_app.backends.replicas.pooling import PoolingBackend
+from serve_app.backends.replicas.replica_reports import HandleReports
+from serve_app.backends.replicas.running_replicas import RunningReplicas
 from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig
 from serve_app.http.errors import install_error_handlers

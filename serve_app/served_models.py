@@ -13,31 +13,32 @@ from typing import Any, Protocol, Self
 
 from deployments.contract.gen_ai_spans import ModelSpans
 from deployments.contract.model_spec import ModelSpec
-from serve_app.backends.catalog import ModelCatalog
-from serve_app.backends.cluster_state import (
+from serve_app.backends.models.catalog import ModelCatalog
+from serve_app.backends.models.cluster_state import (
     deployment_states,
     replica_states,
     watch_draining_nodes,
 )
-from serve_app.backends.cold_start import (
+from serve_app.backends.models.cold_start import (
     ColdStart,
     ColdStartGenerationBackend,
     ColdStartPoolingBackend,
 )
-from serve_app.backends.deadlines import DeadlineGenerationBackend, DeadlinePoolingBackend
-from serve_app.backends.departures import Departures
-from serve_app.backends.failover import FailoverGenerationBackend, FailoverPoolingBackend
-from serve_app.backends.generation import (
+from serve_app.backends.models.model_files import describe_files
+from serve_app.backends.models.serving_states import AskStates, ServingState, ServingStates
+from serve_app.backends.replicas.departures import Departures
+from serve_app.backends.replicas.generation import (
     GenerationBackend,
     HandleGenerationBackend,
     ReplicaBackend,
 )
-from serve_app.backends.handles import Handle
-from serve_app.backends.losses import FailoverLimits, NoReplicaError
-from serve_app.backends.model_files import describe_files
-from serve_app.backends.pooling import HandlePoolingBackend, PoolingBackend
-from serve_app.backends.running_replicas import RunningReplicas, running_replicas_of
-from serve_app.backends.serving_states import AskStates, ServingState, ServingStates
+from serve_app.backends.replicas.handles import Handle
+from serve_app.backends.replicas.lost import NoReplicaError
+from serve_app.backends.replicas.pooling import HandlePoolingBackend, PoolingBackend
+from serve_app.backends.replicas.running_replicas import RunningReplicas, running_replicas_of
+from serve_app.backends.streams.deadlines import DeadlineGenerationBackend, DeadlinePoolingBackend
+from serve_app.backends.streams.failover import FailoverGenerationBackend, FailoverPoolingBackend
+from serve_app.backends.streams.losses import FailoverLimits
 from serve_app.config import AppConfig
 
 

@@ -7,7 +7,7 @@ from deployments.contract.generation import GenerationRequest
 from deployments.contract.output import TextDelta
 from deployments.text_generator import TextGenerator
 from raystream.local_handle import LocalHandle
-from serve_app.backends.generation import HandleGenerationBackend
+from serve_app.backends.replicas.generation import HandleGenerationBackend
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle

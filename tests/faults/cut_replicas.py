@@ -27,7 +27,7 @@ from deployments.contract.output import FinishReason, TextDelta
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.async_engine import Take
 from deployments.text_generator import TextGenerator
-from serve_app.backends.generation import ReplicaBackend, ReplicaStream
+from serve_app.backends.replicas.generation import ReplicaBackend, ReplicaStream
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.local_handle import local_backend

@@ -20,11 +20,11 @@ from deployments.contract.generation import Accepted, GenerationEvent, Generatio
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
 from raystream.local_handle import LocalHandle
-from serve_app.backends import token_channels
-from serve_app.backends.failover import FailoverGenerationBackend
-from serve_app.backends.generation import HandleGenerationBackend
-from serve_app.backends.losses import FailoverLimits
-from serve_app.backends.text_stream import read_to_end
+from serve_app.backends.replicas import token_channels
+from serve_app.backends.replicas.generation import HandleGenerationBackend
+from serve_app.backends.streams.failover import FailoverGenerationBackend
+from serve_app.backends.streams.losses import FailoverLimits
+from serve_app.backends.streams.text_stream import read_to_end
 from tests.deadline import in_time
 
 if TYPE_CHECKING:

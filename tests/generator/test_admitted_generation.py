@@ -25,7 +25,7 @@ from deployments.device.device import CpuDevice
 from deployments.generator.prompt_encoder import EncodedPrompt
 from deployments.plan.kv_layout import BLOCK_SIZE
 from deployments.text_generator import TextGenerator
-from serve_app.backends.text_stream import read_to_end
+from serve_app.backends.streams.text_stream import read_to_end
 from tests.deployments.local_handle import local_backend, read
 from tests.deployments.tiny_folder import save_text_model, spec
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import ray
 
-from serve_app.backends.model_files import RayNodes
+from serve_app.backends.models.model_files import RayNodes
 from tests.deployments.tiny_folder import spec
 
 

@@ -20,11 +20,11 @@ from deployments.replica.model_replica import ModelReplica
 from deployments.text_generator import TextGenerator
 from deployments.text_pooler import TextPooler
 from raystream.local_handle import LocalHandle
-from serve_app.backends.devices import DeviceSources
-from serve_app.backends.generation import HandleGenerationBackend
-from serve_app.backends.pooling import HandlePoolingBackend
-from serve_app.backends.replica_reports import Reports
-from serve_app.backends.snapshots import ModelSource, Snapshots
+from serve_app.backends.models.devices import DeviceSources
+from serve_app.backends.models.snapshots import ModelSource, Snapshots
+from serve_app.backends.replicas.generation import HandleGenerationBackend
+from serve_app.backends.replicas.pooling import HandlePoolingBackend
+from serve_app.backends.replicas.replica_reports import Reports
 from serve_app.config import AppConfig, ModelConfig
 from serve_app.ingress import AppParts, build_app
 from serve_app.metrics import IngressMetrics

@@ -14,9 +14,9 @@ from deployments.contract.errors import (
     ReplicaUnavailableError,
 )
 from deployments.contract.generation import GenerationRequest, TokenizedPrompt, TokenizeRequest
-from serve_app.backends import cold_start, serving_states
-from serve_app.backends.running_replicas import ReplicaFacts, RunningReplicas
-from serve_app.backends.serving_states import DeploymentState, ServingState
+from serve_app.backends.models import cold_start, serving_states
+from serve_app.backends.models.serving_states import DeploymentState, ServingState
+from serve_app.backends.replicas.running_replicas import ReplicaFacts, RunningReplicas
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from serve_app.metrics import REJECTIONS, IngressMetrics

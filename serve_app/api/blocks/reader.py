@@ -19,7 +19,7 @@ from serve_app.api.reasoning.separation import Separation
 from serve_app.api.tools.offer import ToolOffer
 from serve_app.api.tools.parsing.answer import CallCollector
 from serve_app.api.tools.parsing.events import CallBroken, CallEnded, Event, Text
-from serve_app.backends.text_stream import TrueFinish, true_finish
+from serve_app.backends.streams.text_stream import TrueFinish, true_finish
 from serve_app.http.request_record import note_finish
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from deployments.contract.errors import RaystreamError
 from deployments.contract.output import TextDelta
-from serve_app.backends.choices import Choices
+from serve_app.backends.streams.choices import Choices
 from serve_app.streaming.sse import LastEvent
 
 

@@ -21,8 +21,8 @@ from serve_app.api.tools.offer import ToolOffer
 from serve_app.api.tools.parsing.answer import new_call_id
 from serve_app.api.tools.parsing.events import ArgumentsGained, CallEnded, CallStarted, Event, Text
 from serve_app.api.tools.schema import AnswerToolCall
-from serve_app.backends.choices import Choices
-from serve_app.backends.text_stream import TrueFinish, true_finish
+from serve_app.backends.streams.choices import Choices
+from serve_app.backends.streams.text_stream import TrueFinish, true_finish
 from serve_app.http.request_record import note_finish
 
 

@@ -13,7 +13,7 @@ from serve_app.api.openai.answer_stream import AnswerHead, ChunkWriter, answer_e
 from serve_app.api.openai.resumption import Resumable
 from serve_app.api.reasoning.separation import Separation
 from serve_app.api.tools.offer import ToolOffer
-from serve_app.backends.choices import Choices
+from serve_app.backends.streams.choices import Choices
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_id import request_id_of
 from serve_app.http.route_docs import event_stream

@@ -15,8 +15,8 @@ from serve_app.api.completions.schema import Completion, CompletionChunk, Comple
 from serve_app.api.intake.context import ApiContext
 from serve_app.api.openai.answer_stream import AnswerHead, ChunkWriter, answer_events
 from serve_app.api.openai.resumption import Resumable
-from serve_app.backends.catalog import ServedModel
-from serve_app.backends.choices import Choices
+from serve_app.backends.models.catalog import ServedModel
+from serve_app.backends.streams.choices import Choices
 from serve_app.config import LimitsConfig
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_id import request_id_of

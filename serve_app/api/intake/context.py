@@ -9,10 +9,10 @@ from serve_app.api.intake.model_lookup import ModelLookup
 from serve_app.api.intake.prompt_reader import PromptReader
 from serve_app.api.intake.stream_opener import StreamOpener
 from serve_app.api.structured.answer_grammar import GrammarSettings, schema_executor
-from serve_app.backends.catalog import ModelCatalog
-from serve_app.backends.devices import Devices, DeviceSources
-from serve_app.backends.serving_states import ServingStates
-from serve_app.backends.snapshots import Snapshots
+from serve_app.backends.models.catalog import ModelCatalog
+from serve_app.backends.models.devices import Devices, DeviceSources
+from serve_app.backends.models.serving_states import ServingStates
+from serve_app.backends.models.snapshots import Snapshots
 from serve_app.clock import Clock
 from serve_app.config import LimitsConfig, StructuredOutputsConfig
 from serve_app.images.fetcher import ImageSource

@@ -1,6 +1,6 @@
 """Finds the model that a request names."""
 
-from serve_app.backends.catalog import ModelCatalog, ServedModel, ServedPooler
+from serve_app.backends.models.catalog import ModelCatalog, ServedModel, ServedPooler
 from serve_app.http.request_record import note_model
 
 

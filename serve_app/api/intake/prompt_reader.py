@@ -20,8 +20,8 @@ from serve_app.api.openai.prompt_schema import (
     TextPartBody,
 )
 from serve_app.api.tools.schema import to_tool_calls
-from serve_app.backends.catalog import ServedModel
-from serve_app.backends.deadlines import arrival_s, first_deadline
+from serve_app.backends.models.catalog import ServedModel
+from serve_app.backends.streams.deadlines import arrival_s, first_deadline
 from serve_app.config import LimitsConfig
 from serve_app.images.fetcher import ImageSource
 from serve_app.images.images import check_image, is_data_uri, read_image

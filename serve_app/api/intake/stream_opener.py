@@ -20,10 +20,10 @@ from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.unheld import describe
 from serve_app.api.tools.hosted import left_out_warnings
 from serve_app.api.tools.offer import NO_TOOLS, ToolOffer
-from serve_app.backends.catalog import ServedModel
-from serve_app.backends.choices import Choices
-from serve_app.backends.deadlines import arrival_s, first_deadline
-from serve_app.backends.generation import GenerationStream
+from serve_app.backends.models.catalog import ServedModel
+from serve_app.backends.replicas.generation import GenerationStream
+from serve_app.backends.streams.choices import Choices
+from serve_app.backends.streams.deadlines import arrival_s, first_deadline
 from serve_app.http.request_record import note_operation, note_prompt, note_warnings
 
 T = TypeVar("T")

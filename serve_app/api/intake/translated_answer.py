@@ -12,7 +12,7 @@ from serve_app.api.openai.sampling_schema import SamplingFields
 from serve_app.api.openai.usage import Usage, read_with_usage
 from serve_app.api.reasoning.separation import Separation
 from serve_app.api.tools.offer import ToolOffer
-from serve_app.backends.choices import Choices
+from serve_app.backends.streams.choices import Choices
 from serve_app.config import LimitsConfig
 
 

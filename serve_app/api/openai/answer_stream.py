@@ -18,7 +18,7 @@ from serve_app.api.openai.answer_schema import StreamOptions
 from serve_app.api.openai.resumption import ChoiceFramer, ResumableAnswer
 from serve_app.api.openai.usage import UsageTally
 from serve_app.api.reasoning.separation import Separation
-from serve_app.backends.choices import Choices
+from serve_app.backends.streams.choices import Choices
 from serve_app.clock import Clock
 from serve_app.streaming.error_event import error_event
 from serve_app.streaming.event_id import Mark

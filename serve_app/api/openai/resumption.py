@@ -22,7 +22,7 @@ from deployments.contract.errors import AnswerChangedError, InvalidRequestError
 from deployments.contract.output import TextDelta
 from deployments.contract.random_numbers import MAX_SEED
 from serve_app.api.openai.answer_schema import AnswerFields
-from serve_app.backends.choices import Choices
+from serve_app.backends.streams.choices import Choices
 from serve_app.clock import Clock
 from serve_app.config import MAX_NUM_CHOICES
 from serve_app.http.notice import NOTICE_INTERVAL_S, resuming

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from deployments.contract.output import TextDelta
 from serve_app.api.reasoning.separation import ReasoningCounter, Separation
-from serve_app.backends.choices import Choices
+from serve_app.backends.streams.choices import Choices
 
 
 class PromptTokensDetails(BaseModel):

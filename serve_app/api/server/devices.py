@@ -14,8 +14,8 @@ from deployments.contract.model_spec import Task
 from deployments.contract.start_progress import StartPhase
 from deployments.plan.replica_report import ReplicaState
 from serve_app.api.intake.context import ApiContext
-from serve_app.backends.devices import ModelDevices
-from serve_app.backends.serving_states import ServingState
+from serve_app.backends.models.devices import ModelDevices
+from serve_app.backends.models.serving_states import ServingState
 
 
 class Figures(BaseModel):

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from deployments.contract.descriptions import ModelDescription, PoolerDescription
 from deployments.contract.model_spec import Task
 from serve_app.api.intake.context import ApiContext
-from serve_app.backends.catalog import ListedModel
-from serve_app.backends.serving_states import ServingState
+from serve_app.backends.models.catalog import ListedModel
+from serve_app.backends.models.serving_states import ServingState
 
 logger = logging.getLogger("ray.serve.raystream.models")
 """Below Serve's logger, which writes it to the replica's file and to the terminal."""

@@ -14,9 +14,9 @@ from serve_app.api.text_generation.schema import (
     TextGenerationEvent,
     TextGenerationRequest,
 )
-from serve_app.backends.catalog import ServedModel
-from serve_app.backends.generation import GenerationStream
-from serve_app.backends.text_stream import joined_deltas, read_to_end
+from serve_app.backends.models.catalog import ServedModel
+from serve_app.backends.replicas.generation import GenerationStream
+from serve_app.backends.streams.text_stream import joined_deltas, read_to_end
 from serve_app.clock import Clock
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_id import request_id_of

@@ -10,7 +10,7 @@ from serve_app.api.intake.context import ApiContext
 from serve_app.api.openai.template_schema import as_pairs
 from serve_app.api.tokenize.schema import DetokenizeBody, Detokenized, TokenizeBody, Tokens
 from serve_app.api.tools.schema import to_offer
-from serve_app.backends.catalog import ServedModel
+from serve_app.backends.models.catalog import ServedModel
 from serve_app.http.json_route import JsonRoute
 
 if TYPE_CHECKING:

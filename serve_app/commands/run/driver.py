@@ -40,7 +40,7 @@ from rich.console import Console
 from deployments.contract.model_errors import UnsupportedModelError
 from deployments.plan.memory_budget import ModelTooLargeError
 from deployments.replica.start_board import read_starts
-from serve_app.backends.serving_states import reason_in
+from serve_app.backends.models.serving_states import reason_in
 from serve_app.commands.check.compose import (
     BUILDER,
     Configuration,

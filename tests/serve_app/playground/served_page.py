@@ -9,8 +9,8 @@ import pytest
 from playwright.async_api import Locator
 
 from deployments.plan.replica_report import ReplicaReport
-from serve_app.backends.devices import DeviceSources
-from serve_app.backends.replica_reports import Reports
+from serve_app.backends.models.devices import DeviceSources
+from serve_app.backends.replicas.replica_reports import Reports
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from serve_app.keys.api_keys import KeyRing

@@ -12,8 +12,8 @@ from deployments.contract.errors import (
     OverloadedError,
 )
 from deployments.contract.output import TextDelta
-from serve_app.backends import serving_states
-from serve_app.backends.serving_states import ServingState
+from serve_app.backends.models import serving_states
+from serve_app.backends.models.serving_states import ServingState
 from tests.browser import tab_of
 from tests.raw_http import LOCALHOST
 from tests.serve_app.apps import ALICE, ring

@@ -12,7 +12,7 @@ from playwright.async_api import Browser, Route, expect
 from deployments.contract.errors import OverloadedError
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.output import FinishReason, TextDelta
-from serve_app.backends import serving_states
+from serve_app.backends.models import serving_states
 from tests.browser import tab_of
 from tests.images import png
 from tests.replica_reports import gpu_report

@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 
 from deployments.text_pooler import TextPooler
 from raystream.local_handle import LocalHandle
-from serve_app.backends.pooling import HandlePoolingBackend
+from serve_app.backends.replicas.pooling import HandlePoolingBackend
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.tiny_folder import spec

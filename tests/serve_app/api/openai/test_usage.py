@@ -1,6 +1,6 @@
 from deployments.contract.output import TextDelta
 from serve_app.api.openai.usage import UsageTally
-from serve_app.backends.choices import Choices
+from serve_app.backends.streams.choices import Choices
 from tests.serve_app.fakes import HELLO, FakeStream
 
 

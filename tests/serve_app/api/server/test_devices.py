@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from deployments.contract.start_progress import StartPhase, StartReport
-from serve_app.backends import devices
-from serve_app.backends.devices import MEMORY_S, DeviceSources
-from serve_app.backends.replica_reports import Reports
-from serve_app.backends.serving_states import DeploymentState, ServingState
+from serve_app.backends.models import devices
+from serve_app.backends.models.devices import MEMORY_S, DeviceSources
+from serve_app.backends.models.serving_states import DeploymentState, ServingState
+from serve_app.backends.replicas.replica_reports import Reports
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from serve_app.keys.api_keys import KeyRing

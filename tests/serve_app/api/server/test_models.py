@@ -8,8 +8,8 @@ from deployments.contract.descriptions import Footprint
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.api.intake.context import ApiContext
 from serve_app.api.server.models import ModelsApi
-from serve_app.backends.catalog import ModelCatalog
-from serve_app.backends.serving_states import DEPLOY_FAILED, DeploymentState, ServingState
+from serve_app.backends.models.catalog import ModelCatalog
+from serve_app.backends.models.serving_states import DEPLOY_FAILED, DeploymentState, ServingState
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.serve_app.apps import client_of

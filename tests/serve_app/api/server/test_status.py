@@ -6,9 +6,9 @@ import pytest
 from fastapi import FastAPI
 
 from deployments.contract.errors import GenerationFailedError
-from serve_app.backends.devices import DeviceSources
-from serve_app.backends.replica_reports import Reports
-from serve_app.backends.serving_states import DEPLOY_FAILED, DeploymentState, ServingState
+from serve_app.backends.models.devices import DeviceSources
+from serve_app.backends.models.serving_states import DEPLOY_FAILED, DeploymentState, ServingState
+from serve_app.backends.replicas.replica_reports import Reports
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.replica_reports import cpu_report

@@ -1,0 +1,1 @@
+"""Requests that outlive their replicas: deadlines, losses and moves."""

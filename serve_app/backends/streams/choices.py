@@ -1,0 +1,174 @@
+"""The answers to one request: several streams, read as one.
+
+To the replicas each answer is a sequence of its own. If a request holds several prompts, each gets
+the same number of answers, and the answers to the first prompt come first. If one stream can't be
+opened or breaks, the whole request fails. Closing closes all streams.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from secrets import token_hex
+from typing import Any, Self
+
+from deployments.contract.generation import GenerationRequest, RequestGroup
+from deployments.contract.output import TextDelta
+from deployments.contract.reasoning_format import PromptReasoning
+from serve_app.backends.replicas.generation import GenerationBackend, GenerationStream
+from serve_app.backends.streams.text_stream import joined_deltas
+
+
+class Choices:
+    """The open streams of one request: one for each answer, at least one.
+
+    Attributes:
+        num_per_prompt: Answers to each of the request's prompts.
+    """
+
+    def __init__(self, streams: Sequence[GenerationStream], num_prompts: int = 1) -> None:
+        """Take over the streams; a stream's position is the index of its answer."""
+        self._streams = tuple(streams)
+        self.num_per_prompt = len(self._streams) // num_prompts
+
+    @classmethod
+    async def open(
+        cls, openings: Sequence[Coroutine[Any, Any, GenerationStream]], num_prompts: int = 1
+    ) -> Self:
+        """Open all streams at once; if one fails, close the others.
+
+        Args:
+            openings: One for each answer; the answers to one prompt are adjacent.
+            num_prompts: Number of prompts; each gets the same number of answers.
+
+        Raises:
+            RaystreamError: A request was refused, or no replica could take it.
+        """
+        tasks = [asyncio.ensure_future(opening) for opening in openings]
+        try:
+            return cls(await asyncio.gather(*tasks), num_prompts)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            opened = await asyncio.gather(*tasks, return_exceptions=True)
+            await cls([s for s in opened if not isinstance(s, BaseException)]).aclose()
+            raise
+
+    @classmethod
+    async def of(
+        cls,
+        backend: GenerationBackend,
+        requests: Sequence[GenerationRequest],
+        num_prompts: int = 1,
+    ) -> Self:
+        """Open a stream for each request, in order; see `open`.
+
+        The first request asks for room for all of them, so that a busy model takes all or none.
+
+        Raises:
+            RaystreamError: A request was refused, or no replica could take it.
+        """
+        first, *others = _as_group(requests)
+        opened = await backend.generate(first)
+        if not others:
+            return cls([opened])
+        # One answer never has two versions of the model.
+        others = [replace(each, fingerprint=opened.fingerprint) for each in others]
+        try:
+            return await cls.open([_return(opened), *map(backend.generate, others)], num_prompts)
+        except BaseException:
+            # A task that is cancelled before it runs returns no stream that could be closed.
+            await opened.aclose()
+            raise
+
+    def __len__(self) -> int:
+        """Return the number of answers."""
+        return len(self._streams)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompts; a prompt with several answers counts once."""
+        return sum(s.num_prompt_tokens for s in self._streams[:: self.num_per_prompt])
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The version of the model that all answers come from."""
+        return self._streams[0].fingerprint
+
+    @property
+    def prompt_digests(self) -> tuple[bytes, ...]:
+        """A digest of each prompt; see `GenerationStream`."""
+        return tuple(s.prompt_digest for s in self._streams[:: self.num_per_prompt])
+
+    @property
+    def reasoning(self) -> PromptReasoning:
+        """What the end of the first prompt says about the model's reasoning."""
+        return self._streams[0].reasoning
+
+    def deltas(self) -> AsyncGenerator[tuple[int, TextDelta], None]:
+        """Yield each answer's deltas with the answer's index, as they come.
+
+        Raises:
+            RaystreamError: One of the answers has failed; see `text_stream.joined_deltas`.
+        """
+        readers = [joined_deltas(stream, at) for at, stream in enumerate(self._streams)]
+        return readers[0] if len(readers) == 1 else _merged(readers)
+
+    async def read_to_end(self) -> list[TextDelta]:
+        """Read all answers to their ends, close them, and return each as one delta.
+
+        Raises:
+            RaystreamError: See `deltas`.
+        """
+        parts: list[list[TextDelta]] = [[] for _ in self._streams]
+        async with aclosing(self), aclosing(self.deltas()) as found:
+            async for index, delta in found:
+                parts[index].append(delta)
+        return [TextDelta.join(part) for part in parts]
+
+    async def aclose(self) -> None:
+        """Abort every answer that has not ended; closing twice is harmless."""
+        if len(self._streams) == 1:  # the usual case; it needs no task
+            await self._streams[0].aclose()
+        else:
+            await asyncio.gather(*(stream.aclose() for stream in self._streams))
+
+
+def _as_group(requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
+    """Return the requests, marked as a group if there are several."""
+    if len(requests) == 1:
+        return requests
+    # Clients may reuse a request id, so the group gets an id of its own.
+    group = RequestGroup(token_hex(16), len(requests), is_first=False)
+    return [
+        replace(request, group=replace(group, is_first=index == 0))
+        for index, request in enumerate(requests)
+    ]
+
+
+async def _return(stream: GenerationStream) -> GenerationStream:
+    return stream
+
+
+async def _merged(
+    readers: Sequence[AsyncGenerator[tuple[int, TextDelta], None]],
+) -> AsyncGenerator[tuple[int, TextDelta], None]:
+    """Yield the deltas of several answers as they come."""
+    waiting = {asyncio.ensure_future(_next(reader)): reader for reader in readers}
+    try:
+        while waiting:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in waiting if task.done()]:
+                found, reader = task.result(), waiting.pop(task)
+                if found is not None:
+                    waiting[asyncio.ensure_future(_next(reader))] = reader
+                    yield found
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def _next(reader: AsyncIterator[tuple[int, TextDelta]]) -> tuple[int, TextDelta] | None:
+    """Return the reader's next item; None at its end."""
+    return await anext(reader, None)

@@ -1,0 +1,244 @@
+"""A stream that outlives its replica.
+
+The stream of a text keeps the token ids that it has passed on. When its replica is lost, it opens
+again at whichever replica the router picks, with these ids after the prompt, and goes on after
+them. The next token depends only on the tokens before it, the request and (seed, position), and the
+replica replays the ids through its grammar, penalties and detokenizer. So what follows is what
+would have followed. A delta arrives whole or not at all, with its finish reason: ids without a
+finish belong to a text that goes on. The prompt's log-probabilities are counted, too, and the next
+replica sends those that are missing.
+
+When its replica is only about to end, the stream opens at the next one first, and then leaves
+(`_hand_over`). Between the two it passes nothing on, so that the second one begins exactly where
+the first one has ended.
+
+`serve_app.backends.streams.losses` decides what follows from a loss.
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import Self
+
+from deployments.contract.errors import RaystreamError, ReplicaUnavailableError
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.output import TextDelta
+from serve_app.backends.replicas.generation import ReplicaBackend, ReplicaStream
+from serve_app.backends.replicas.lost import NoReplicaError, ReplicaStoppedError
+from serve_app.backends.streams.losses import LOST, FailoverLimits, Losses
+from serve_app.http.notice import Notice
+
+
+class FailoverStream:
+    """A stream that goes on at another replica when its own is lost.
+
+    Attributes:
+        num_prompt_tokens: See `GenerationStream`.
+        reasoning: See `GenerationStream`.
+        fingerprint: See `GenerationStream`.
+        prompt_digest: See `GenerationStream`.
+    """
+
+    def __init__(
+        self,
+        backend: ReplicaBackend,
+        request: GenerationRequest,
+        stream: ReplicaStream,
+        losses: Losses,
+        limits: FailoverLimits,
+        hand_overs: asyncio.Semaphore,
+    ) -> None:
+        """Take over an accepted stream.
+
+        Args:
+            backend: Opens the stream again.
+            request: The request that `stream` answers.
+            stream: The stream at its first replica.
+            losses: The replicas that the request has lost until now.
+            limits: Limits on the search for another replica.
+            hand_overs: Held while the stream opens at another replica before it leaves its own.
+        """
+        self.num_prompt_tokens = stream.num_prompt_tokens
+        self.reasoning = stream.reasoning
+        self.fingerprint = stream.fingerprint
+        self.prompt_digest = stream.prompt_digest
+        self._backend = backend
+        self._request = request
+        self._losses = losses
+        self._limits = limits
+        self._hand_overs = hand_overs
+        self._token_ids = list(request.generated_token_ids)
+        self._num_prompt_logprobs = request.num_prompt_logprobs
+        self._is_ended = False  # finished, failed or closed: a loss no longer matters
+        self._loss: RaystreamError | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._handing_over: asyncio.Task[None] | None = None
+        self._is_holding = False  # nothing is passed on: the next replica takes over from here
+        self._may_leave = True
+        self._begin(stream)
+
+    def __aiter__(self) -> Self:
+        """Return itself: a stream is read once."""
+        return self
+
+    async def __anext__(self) -> list[TextDelta]:
+        """Return the deltas that have become ready since the last call.
+
+        Raises:
+            GenerationFailedError: The request is taken for the cause of its replicas' deaths.
+            RaystreamError: See `GenerationStream.__aiter__` and `Losses.until_taken`.
+        """
+        while True:
+            if self._loss is not None:
+                await self._move(self._loss)
+            stream = self._stream
+            try:
+                deltas = await anext(self._deltas)
+            except (StopAsyncIteration, *LOST) as error:
+                if self._is_ended:
+                    raise StopAsyncIteration from error
+                if not await self._has_left(stream):
+                    self._loss = error if isinstance(error, LOST) else _unfinished()
+            else:
+                is_last = bool(deltas) and deltas[-1].finish_reason is not None
+                is_held = self._is_holding and not is_last  # rarely, so few events await
+                if stream is not self._stream or (is_held and await self._has_left(stream)):
+                    continue  # the next replica sends them
+                if kept := self._keep(deltas):
+                    return kept
+
+    async def aclose(self) -> None:
+        """Abort the sequence unless it has ended, wherever it is; closing twice is harmless."""
+        openings = [each for each in (self._opening, self._handing_over) if each is not None]
+        self._end()
+        for opening in openings:
+            opening.cancel()
+        await asyncio.gather(*openings, return_exceptions=True)
+        await self._stream.aclose()
+
+    def _end(self) -> None:
+        """Note that nothing follows."""
+        self._is_ended = True
+        self._stay()
+
+    def _begin(self, stream: ReplicaStream) -> None:
+        """Read from this stream from here on."""
+        self._stream = stream
+        self._deltas = aiter(stream)
+        stream.watch(self._leave)
+        self._num_before = len(self._token_ids)  # tokens that came before this stream
+        self._is_first_message = True
+
+    def _keep(self, deltas: list[TextDelta]) -> list[TextDelta]:
+        """Remember what deltas bring; return those to pass on."""
+        if not deltas:
+            return deltas
+        if self._is_first_message:
+            self._is_first_message = False
+            has_begun = self._num_before or self._num_prompt_logprobs
+            if has_begun and deltas[0].num_cached_tokens:
+                # The first stream has told how much of the prompt was cached.
+                deltas = [replace(deltas[0], num_cached_tokens=0), *deltas[1:]]
+        if deltas[-1].finish_reason is not None:
+            self._end()
+        for delta in deltas:
+            self._token_ids += delta.token_ids
+            if delta.prompt_logprobs:
+                self._num_prompt_logprobs += sum(map(len, delta.prompt_logprobs))
+        return deltas
+
+    async def _move(self, loss: RaystreamError) -> None:
+        """Go on at another replica.
+
+        Raises:
+            RaystreamError: See `Losses.add` and `Losses.until_taken`.
+        """
+        self._loss = None
+        self._stay()
+        await self._stream.aclose()
+        num_gained = len(self._token_ids) - self._num_before
+        try:
+            self._losses.add(loss, has_started=True, num_gained=num_gained)
+            self._opening = asyncio.ensure_future(self._open_again())
+            await self._wait_for(self._opening)
+        except RaystreamError:
+            self._end()
+            raise
+        self._opening = None
+        self._losses.tell(Notice.MOVED)
+
+    async def _wait_for(self, opening: asyncio.Task[None]) -> None:
+        """Wait until the stream is open again, and tell the client so from time to time."""
+        try:
+            while not (await asyncio.wait([opening], timeout=self._limits.notice_interval_s))[0]:
+                self._losses.tell(Notice.WAITING)
+        finally:
+            opening.cancel()  # if the reader was cancelled; `aclose` waits for the end
+        if self._is_ended:  # closed meanwhile
+            raise StopAsyncIteration
+        opening.result()
+
+    async def _open_again(self) -> None:
+        self._begin(
+            await self._losses.until_taken(lambda: self._backend.generate(self._resumption()))
+        )
+
+    def _resumption(self, *, is_planned: bool = False) -> GenerationRequest:
+        """Return the request for the rest of the text; it no longer belongs to a group."""
+        return replace(
+            self._losses.noted_in(self._request, is_planned=is_planned),
+            generated_token_ids=tuple(self._token_ids),
+            num_prompt_logprobs=self._num_prompt_logprobs,
+            is_resumed=True,
+            is_planned=is_planned,
+            fingerprint=self.fingerprint,
+            group=None,
+        )
+
+    def _leave(self) -> None:
+        """Try to go on at another replica; called again while that has not worked.
+
+        A suspect stays: it would run at two replicas at once, and might kill both.
+        """
+        is_busy = self._handing_over or self._opening or self._loss or self._is_ended
+        if self._may_leave and not is_busy and not self._losses.num_deaths:
+            self._handing_over = asyncio.ensure_future(self._hand_over(self._stream))
+            self._handing_over.add_done_callback(self._note_end_of_hand_over)
+
+    def _stay(self) -> None:
+        """Give up what `_leave` has begun."""
+        if self._handing_over is not None:
+            self._handing_over.cancel()
+
+    def _note_end_of_hand_over(self, _: asyncio.Task[None]) -> None:
+        self._handing_over, self._is_holding = None, False
+
+    async def _hand_over(self, old: ReplicaStream) -> None:
+        """Open the stream at another replica and leave this one, or stay if none takes it.
+
+        Nothing was lost, so this is no death and not one of the bounded moves.
+        """
+        async with self._hand_overs:
+            self._is_holding = True
+            try:
+                async with asyncio.timeout(self._limits.first_patience_s):
+                    new = await self._backend.generate(self._resumption(is_planned=True))
+            except (ReplicaStoppedError, NoReplicaError, TimeoutError):
+                return
+            except RaystreamError as error:
+                # The other replica may have died of the request, which its own one still runs.
+                self._may_leave = not isinstance(error, ReplicaUnavailableError)
+                return
+        self._begin(new)
+        self._losses.note_planned_move()
+        self._losses.tell(Notice.MOVED)
+        await old.aclose()
+
+    async def _has_left(self, stream: ReplicaStream) -> bool:
+        """Return whether the text goes on elsewhere than in a stream; wait while that is open."""
+        if self._is_holding and self._handing_over is not None:
+            await asyncio.wait([self._handing_over])
+        return stream is not self._stream
+
+
+def _unfinished() -> ReplicaUnavailableError:
+    return ReplicaUnavailableError("The text ended before it was finished.")

@@ -1,0 +1,153 @@
+import asyncio
+from collections.abc import Mapping
+
+from serve_app.backends.replicas.departures import Departures
+from serve_app.backends.replicas.running_replicas import ReplicaFacts, RunningReplicas
+from tests.stopped_clock import settle
+
+A = ReplicaFacts("a", "node-1", "fp_1")
+B = ReplicaFacts("b", "node-2", "fp_1")
+OTHER = ReplicaFacts("c", "node-2", "fp_2")
+
+
+class Model:
+    """A model whose replicas the test starts and stops."""
+
+    def __init__(self, *replicas: ReplicaFacts) -> None:
+        self.running = RunningReplicas()
+        self.running.replace(replicas)
+        self.states: Mapping[str, str] | Exception = {}
+        self.num_asked = 0
+        self.told: list[str] = []
+        self.is_told = asyncio.Event()
+        self.departures = Departures(self.running, self._ask)
+
+    async def _ask(self) -> Mapping[str, str]:
+        self.num_asked += 1
+        if isinstance(self.states, Exception):
+            raise self.states
+        return self.states
+
+    def open(self, replica_id: str) -> None:
+        self.close = self.departures.watch(replica_id, lambda: self._tell(replica_id))
+
+    def _tell(self, replica_id: str) -> None:
+        self.told.append(replica_id)
+        self.is_told.set()
+
+
+async def test_streams_of_a_replica_that_is_stopped_are_told_until_they_have_left() -> None:
+    model = Model(A, B)
+    model.open("a")
+    await model.departures.tell()
+    assert model.told == []
+    model.running.replace([B])
+    model.states = {"a": "STOPPING", "b": "RUNNING"}
+    await model.departures.tell()
+    await model.departures.tell()
+    assert model.told == ["a", "a"]
+    model.close()
+    await model.departures.tell()
+    assert model.told == ["a", "a"]
+
+
+async def test_streams_of_a_replica_that_is_gone_are_told() -> None:
+    model = Model(A, B)
+    model.open("a")
+    model.running.replace([B])
+    await model.departures.tell()
+    assert model.told == ["a"]
+
+
+async def test_a_replica_that_is_reconfigured_keeps_its_streams() -> None:
+    model = Model(A, B)
+    model.open("a")
+    model.running.replace([B])
+    model.states = {"a": "UPDATING", "b": "RUNNING"}
+    await model.departures.tell()
+    model.running.replace([A, B])
+    await model.departures.tell()
+    assert model.told == []
+
+
+async def test_a_controller_that_does_not_answer_moves_nothing() -> None:
+    model = Model(A, B)
+    model.open("a")
+    model.running.replace([B])
+    model.states = RuntimeError("the controller restarts")
+    await model.departures.tell()
+    assert model.told == []
+    model.states = {"a": "STOPPING"}
+    await model.departures.tell()
+    assert model.told == ["a"]
+
+
+async def test_the_controller_is_asked_only_about_replicas_that_hold_streams() -> None:
+    model = Model(A, B)
+    model.running.replace([B])
+    await model.departures.tell()
+    assert model.num_asked == 0
+    model.open("a")
+    for _ in range(3):
+        await model.departures.tell()
+    assert model.num_asked == 1
+
+
+async def test_without_another_replica_of_the_version_a_stream_stays() -> None:
+    model = Model(A)
+    model.open("a")
+    model.running.replace([OTHER])
+    await model.departures.tell()
+    assert model.told == []
+    model.running.replace([OTHER, B])
+    await model.departures.tell()
+    assert model.told == ["a"]
+
+
+async def test_streams_leave_a_node_that_is_about_to_stop() -> None:
+    model = Model(A, B)
+    model.open("a")
+    model.running.set_draining_nodes(frozenset({"node-1"}))
+    await model.departures.tell()
+    assert model.told == ["a"]
+    model.running.set_draining_nodes(frozenset({"node-1", "node-2"}))
+    await model.departures.tell()
+    assert model.told == ["a"]
+
+
+async def test_a_stream_that_a_leaving_replica_accepts_is_told_at_once() -> None:
+    model = Model(A, B)
+    model.running.set_draining_nodes(frozenset({"node-1"}))
+    model.open("a")
+    await settle()
+    assert model.told == ["a"]
+
+
+async def test_changes_in_another_thread_are_noticed() -> None:
+    model = Model(A, B)
+    model.open("a")
+    running = asyncio.create_task(model.departures.run())
+    await settle()
+    async with asyncio.timeout(30):
+        await asyncio.to_thread(model.running.replace, [B])
+        await model.is_told.wait()
+    running.cancel()
+    await asyncio.wait([running])
+
+
+def test_requests_are_kept_to_their_version_and_off_nodes_that_stop() -> None:
+    model = Model(A, B, OTHER)
+    assert model.running.suits("a", None)
+    assert model.running.suits("a", "fp_1")
+    assert not model.running.suits("c", "fp_1")
+    assert not model.running.suits("unknown", None)
+    model.running.set_draining_nodes(frozenset({"node-1"}))
+    assert not model.running.suits("a", None)
+
+
+def test_only_some_replicas_are_remembered_after_they_have_left() -> None:
+    running = RunningReplicas()
+    for number in range(1000):
+        running.replace([ReplicaFacts(str(number), None)])
+    assert running.find("998") is not None
+    assert running.find("0") is None

@@ -1,0 +1,247 @@
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from deployments.channel import go_ahead
+from deployments.channel.server import ChannelServer
+from deployments.contract.descriptions import PoolerDescription
+from deployments.contract.errors import (
+    ContextLengthExceededError,
+    OverloadedError,
+    ReplicaUnavailableError,
+)
+from deployments.contract.generation import Refused, Started
+from deployments.contract.pooling import Pooled, PooledText, PoolingEvent, PoolingRequest
+from raystream.local_handle import LocalHandle
+from serve_app.backends.replicas.lost import LostAfterStartError, ReplicaStoppedError
+from serve_app.backends.replicas.offers import MAX_ATTEMPTS
+from serve_app.backends.replicas.pooling import HandlePoolingBackend
+from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
+from tests.deadline import in_time
+from tests.offenders import Offenders
+from tests.serve_app.backends.replicas.test_handles import (
+    ERRORS,
+    FakeMethod,
+    FakeResponse,
+    FakeResponses,
+    dual_error,
+)
+from tests.serve_app.backends.replicas.test_offers import full, running
+from tests.serve_app.fake_pooler import as_row
+from tests.stopped_clock import settle
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+REQUEST = PoolingRequest("r", ("hi",))
+ANSWER = (PooledText(as_row((0.25, 0.75)), 3),)
+DESCRIPTION = PoolerDescription("c", 1, 8, ("a", "b"), False)
+
+
+class FakeHandle:
+    """The part of `DeploymentHandle` that the backend uses; calls get these answers in turn."""
+
+    def __init__(self, *answers: object) -> None:
+        self.calls: list[FakeResponse] = []
+        self.suspects = FakeResponses()
+        self._answers = cycle(answers)
+        self.describe = FakeMethod(FakeResponse(DESCRIPTION))
+
+    def options(self, method_name: str, stream: bool) -> FakeMethod:
+        assert (method_name, stream) == ("pool_suspect", True)
+        return FakeMethod(self.suspects)
+
+    @property
+    def pool(self) -> FakeMethod:
+        self.calls.append(FakeResponse(next(self._answers)))
+        return FakeMethod(self.calls[-1])
+
+    @property
+    def ping(self) -> FakeMethod:
+        return self.pool
+
+
+def backend(*answers: object) -> tuple[HandlePoolingBackend, FakeHandle]:
+    """Return a model with as many replicas, which answer in turn."""
+    fake = FakeHandle(*answers)
+    handle = cast("DeploymentHandle[Any]", fake)
+    return HandlePoolingBackend(handle, running(*map(str, range(len(answers))))), fake
+
+
+async def test_a_replica_s_answer_is_passed_on() -> None:
+    model, handle = backend(Pooled(ANSWER, "a"))
+    assert await model.pool(REQUEST) == ANSWER
+    assert await model.describe() == DESCRIPTION
+    assert not handle.calls[0].is_cancelled
+
+
+async def test_a_refusal_by_the_only_replica_is_raised_at_once() -> None:
+    model, handle = backend(full("a"))
+    for num_calls in (1, 2, 3):
+        with pytest.raises(OverloadedError, match="full") as caught:
+            await model.pool(REQUEST)
+        assert caught.value.retry_after_s == 7
+        assert len(handle.calls) == num_calls
+
+
+async def test_a_request_that_one_replica_refuses_is_offered_to_another() -> None:
+    model, handle = backend(Pooled(ANSWER, "b"), full("a", 1))
+    for num_calls in (1, 3, 5):
+        assert await model.pool(REQUEST) == ANSWER
+        assert len(handle.calls) == num_calls
+
+
+async def test_if_all_replicas_refuse_the_shortest_wait_is_reported_after_a_few_attempts() -> None:
+    waits_s = {"a": 9, "b": 4, "c": 6, "d": 3, "e": 8}
+    model, handle = backend(*(full(name, waits_s[name]) for name in waits_s))
+    with pytest.raises(OverloadedError) as caught:
+        await model.pool(REQUEST)
+    assert caught.value.retry_after_s == 4
+    assert len(handle.calls) == MAX_ATTEMPTS
+
+
+async def test_ray_s_errors_become_ours() -> None:
+    with Offenders() as offenders:
+        for theirs, ours in ERRORS:
+            with offenders.case(theirs, ours):
+                model, handle = backend(theirs)
+                with pytest.raises(ours) as caught:
+                    await model.pool(REQUEST)
+                assert type(caught.value) is ours
+                assert "secret" not in str(caught.value)
+                assert handle.calls[0].is_cancelled
+
+
+async def test_the_param_of_an_error_reaches_the_caller() -> None:
+    model, _ = backend(dual_error(ContextLengthExceededError("too long", "input[3]")))
+    with pytest.raises(ContextLengthExceededError) as caught:
+        await model.pool(REQUEST)
+    assert (str(caught.value), caught.value.param) == ("too long", "input[3]")
+
+
+async def test_a_dead_replica_fails_a_ping() -> None:
+    with pytest.raises(ReplicaUnavailableError):
+        await backend(ActorDiedError())[0].ping()
+
+
+async def test_a_client_that_leaves_cancels_the_replica_s_call() -> None:
+    model, handle = backend(asyncio.Event())
+    asked = asyncio.ensure_future(model.pool(REQUEST))
+    await settle()
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert handle.calls[0].is_cancelled
+
+
+async def test_a_replica_is_told_how_long_ago_the_request_arrived() -> None:
+    sent: list[PoolingRequest] = []
+
+    class Replica:
+        async def pool(self, request: PoolingRequest) -> Pooled:
+            sent.append(request)
+            return Pooled(ANSWER, "a")
+
+        pool_suspect = None
+
+    record = RequestRecord("r", "POST", now=lambda: 12.5, started_s=10.0)
+    handle = cast("DeploymentHandle[Any]", LocalHandle(Replica()))
+    token = CURRENT_RECORD.set(record)
+    try:
+        assert await HandlePoolingBackend(handle).pool(REQUEST) == ANSWER
+    finally:
+        CURRENT_RECORD.reset(token)
+    assert [request.elapsed_s for request in sent] == [2.5]
+
+
+class Suspects:
+    """A classifier's replica in this process, which gets only suspects."""
+
+    def __init__(self, end: Pooled | Refused | BaseException) -> None:
+        self.channels = ChannelServer("127.0.0.1")
+        self.num_begun = 0
+        self.idle = asyncio.Event()
+        self._end = end
+
+    async def pool_suspect(
+        self, request: PoolingRequest
+    ) -> AsyncGenerator[list[PoolingEvent], None]:
+        assert request.num_deaths
+        try:
+            with self.channels.go_aheads.expect() as go_ahead:
+                yield [Started(await self.channels.address(), go_ahead.number)]
+                if not await go_ahead.is_given():
+                    return
+            self.num_begun += 1
+            if isinstance(self._end, BaseException):
+                raise self._end
+            yield [self._end]
+        finally:
+            self.idle.set()
+
+
+@asynccontextmanager
+async def suspects(
+    end: Pooled | Refused | BaseException,
+) -> AsyncIterator[tuple[HandlePoolingBackend, Suspects]]:
+    replica = Suspects(end)
+    handle = cast("DeploymentHandle[Any]", LocalHandle(replica))
+    async with aclosing(HandlePoolingBackend(handle)) as model:
+        yield model, replica
+    await replica.idle.wait()
+    replica.channels.close()
+
+
+SUSPECT = replace(REQUEST, num_deaths=1)
+
+
+@in_time
+async def test_a_suspect_is_answered_after_its_go_ahead() -> None:
+    async with suspects(Pooled(ANSWER, "a")) as (model, replica):
+        assert await model.pool(SUSPECT) == ANSWER
+        assert replica.num_begun == 1
+    async with suspects(full("a")) as (model, _):
+        with pytest.raises(OverloadedError, match="full"):
+            await model.pool(SUSPECT)
+
+
+@in_time
+async def test_a_suspect_that_is_lost_after_its_go_ahead_has_begun() -> None:
+    async with suspects(ActorDiedError()) as (model, _):
+        with pytest.raises(LostAfterStartError):
+            await model.pool(SUSPECT)
+
+
+@in_time
+async def test_a_suspect_without_its_go_ahead_has_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(go_ahead, "TIMEOUT_S", 0.0)
+    async with suspects(ActorDiedError()) as (model, replica):
+        with pytest.raises(ReplicaUnavailableError) as caught:
+            await model.pool(SUSPECT)
+        assert not isinstance(caught.value, LostAfterStartError)
+        assert replica.num_begun == 0
+
+
+@in_time
+async def test_a_suspect_that_is_lost_before_its_start_has_not_begun() -> None:
+    model, handle = backend()
+    handle.suspects.put(ActorDiedError())
+    with pytest.raises(ReplicaUnavailableError) as caught:
+        await model.pool(SUSPECT)
+    assert not isinstance(caught.value, LostAfterStartError)
+    assert handle.suspects.is_cancelled
+
+
+@in_time
+async def test_a_suspect_whose_replica_is_stopped_did_not_kill_it() -> None:
+    async with suspects(asyncio.CancelledError()) as (model, _):
+        with pytest.raises(ReplicaStoppedError):
+            await model.pool(SUSPECT)
