@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal
 
+from opentelemetry.trace import StatusCode
+
 from deployments.contract.errors import (
     GenerationFailedError,
     ModelChangedError,
@@ -22,7 +24,7 @@ from deployments.contract.errors import (
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.output import FinishReason, SequenceJournal, TextDelta
 from deployments.contract.pooling import PoolingOperation, PoolingRequest
-from deployments.contract.tracing import Span, SpanKind, TraceContext, Tracer
+from deployments.contract.tracing import Span, SpanKind, TraceContext, Tracer, context_of
 
 OPERATION: Final = "gen_ai.operation.name"
 PROVIDER: Final = "gen_ai.provider.name"
@@ -105,19 +107,18 @@ class ModelSpan:
             moved: Why the request has left another replica; None unless it has.
         """
         self.journal = SequenceJournal()
+        self._started_ns = time.time_ns()
         self._span = span
         self._has_text = has_text
         self._moved = moved
-        self._attributes: dict[str, str | int | float | tuple[str, ...]] = {}
         self._num_output_tokens = 0
         self._finish_reason: FinishReason | None = None
         self._has_failed = False
-        self._is_ended = False
 
     @property
     def context(self) -> TraceContext:
         """What the next hop needs."""
-        return self._span.context
+        return context_of(self._span)
 
     def accepted(self, num_input_tokens: int, replica_id: str | None = None) -> None:
         """Note that the replica runs the request.
@@ -126,22 +127,22 @@ class ModelSpan:
             num_input_tokens: Tokens of the prompt, or of all texts.
             replica_id: The replica; None in the replica itself, whose spans all name it.
         """
-        self._attributes[INPUT_TOKENS] = num_input_tokens
+        self._span.set_attribute(INPUT_TOKENS, num_input_tokens)
         if replica_id is not None:
-            self._attributes[REPLICA] = replica_id
+            self._span.set_attribute(REPLICA, replica_id)
             if self._moved is not None:
                 self._span.add_event(MOVED, {MOVE_REASON: self._moved})
 
     def waited(self, seconds: float) -> None:
         """Note how long the request has waited for the device."""
-        self._attributes[TIME_IN_QUEUE] = seconds
+        self._span.set_attribute(TIME_IN_QUEUE, seconds)
 
     def gained(self, delta: TextDelta) -> None:
         """Note what a text has gained."""
         if delta.token_ids and not self._num_output_tokens:
-            self._attributes[TIME_TO_FIRST] = self._seconds_until(time.time_ns())
+            self._span.set_attribute(TIME_TO_FIRST, self._seconds_until(time.time_ns()))
         if delta.num_cached_tokens:
-            self._attributes[CACHED_TOKENS] = delta.num_cached_tokens
+            self._span.set_attribute(CACHED_TOKENS, delta.num_cached_tokens)
         self._num_output_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
@@ -153,32 +154,33 @@ class ModelSpan:
         Args:
             error: Why there is no answer, or no whole one. A cancellation is not an error.
         """
-        if self._is_ended:
+        if not self._span.is_recording():
             return
-        self._is_ended = True
         error = None if isinstance(error, asyncio.CancelledError | GeneratorExit) else error
         if isinstance(error, REFUSALS):
             self._span.add_event(REFUSED, {ERROR: _code_of(error)})
         self._add_journal()
         if error is not None:
-            self._attributes[ERROR] = _code_of(error)
+            self._span.set_attribute(ERROR, _code_of(error))
         elif self._has_failed:
-            self._attributes[ERROR] = _code_of(GenerationFailedError(""))
+            self._span.set_attribute(ERROR, _code_of(GenerationFailedError("")))
         if self._has_text and not isinstance(error, REFUSALS):
             ended_by = FinishReason.ABORT if error is None else FinishReason.ERROR
-            self._attributes[OUTPUT_TOKENS] = self._num_output_tokens
-            self._attributes[FINISH_REASONS] = ((self._finish_reason or ended_by).value,)
-        self._span.end(self._attributes, failed=self._has_failed or _is_failure(error))
+            self._span.set_attribute(OUTPUT_TOKENS, self._num_output_tokens)
+            self._span.set_attribute(FINISH_REASONS, ((self._finish_reason or ended_by).value,))
+        if self._has_failed or _is_failure(error):
+            self._span.set_status(StatusCode.ERROR)
+        self._span.end()
 
     def _add_journal(self) -> None:
         journal = self.journal
         if journal.begun_ns is not None:
             self.waited(self._seconds_until(journal.begun_ns))
         for at_ns in journal.preempted_ns:
-            self._span.add_event(PREEMPTED, at_ns=at_ns)
+            self._span.add_event(PREEMPTED, timestamp=at_ns)
 
     def _seconds_until(self, at_ns: int) -> float:
-        return max(0, at_ns - self._span.started_ns) / 1e9
+        return max(0, at_ns - self._started_ns) / 1e9
 
 
 @contextmanager

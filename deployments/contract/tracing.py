@@ -5,51 +5,49 @@ of the span before its own with the request, as W3C headers write it, and passes
 Spans hold numbers, and names from our own configuration and code; never a prompt, an answer, a key
 or a path.
 
-A span is a plain record until it ends; then `span_export` sends it. `open_tracer` is the one place
-that imports that module, and with it the SDK, and only if tracing is on.
-
-Source: https://www.w3.org/TR/trace-context-1/
+Spans are OpenTelemetry's own, from a provider of this process; the global provider is neither set
+nor used. Only `open_tracer` imports the SDK, and only if tracing is on.
 """
 
-import random
-import re
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from threading import Thread
 from typing import TYPE_CHECKING, Final
 
-from opentelemetry.trace import (
-    SpanContext,
-    SpanKind,
-    TraceFlags,
-    TraceState,
-    format_trace_id,
-)
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 if TYPE_CHECKING:
-    from deployments.contract.span_export import SpanExport
+    from opentelemetry.sdk.trace import TracerProvider
 
-__all__ = ["Span", "SpanKind", "TraceContext", "Tracer", "TracingSettings", "open_tracer"]
+__all__ = [
+    "Span",
+    "SpanKind",
+    "TraceContext",
+    "Tracer",
+    "TracingSettings",
+    "context_of",
+    "open_tracer",
+]
 
-Attributes = Mapping[str, str | bool | int | float | tuple[str, ...]]
+logger = logging.getLogger("ray.serve.raystream.tracing")
 
-MAX_TRACEPARENT_LENGTH: Final = 128
-"""More than twice the length of today's version."""
+EXPORT_INTERVAL_S: Final = 1.0
+"""The longest time between two exports; a killed process loses the spans since the last one."""
 
-MAX_TRACESTATE_LENGTH: Final = 512
-"""What the standard asks to pass on at least."""
+FLUSH_S: Final = 0.9
+"""How long the end of a process waits for its last spans."""
 
-TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-FIRST_VERSION: Final = "00"
-"""It ends with the flags; later versions may append fields."""
+LOG_INTERVAL_S: Final = 60.0
+"""The SDK logs each failed export and each dropped span; one line in this time is passed on."""
 
-NO_VERSION: Final = "ff"
-NO_STATE: Final = TraceState()
-RANDOM_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED | TraceFlags.RANDOM_TRACE_ID)
-"""The flags of a trace that begins here, and all flags that are passed on."""
+MAX_LOG_LENGTH: Final = 300
 
-NUM_IDS: Final = 2**64
-"""The last 8 bytes of an id decide whether a trace that begins here is recorded, as in the SDK."""
+W3C: Final = TraceContextTextMapPropagator()
+"""Reads and writes the headers `traceparent` and `tracestate`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,85 +78,31 @@ class TraceContext:
     moved: str | None = None
 
 
-class Span:
-    """A span that is recorded.
-
-    Attributes:
-        started_ns: When it started, in Unix nanoseconds.
-    """
-
-    def __init__(
-        self,
-        export: "SpanExport",
-        name: str,
-        kind: SpanKind,
-        context: SpanContext,
-        parent: SpanContext | None,
-        attributes: Attributes,
-    ) -> None:
-        self.started_ns = time.time_ns()
-        self._export = export
-        self._name = name
-        self._kind = kind
-        self._context = context
-        self._parent = parent
-        self._attributes = attributes
-        self._events: list[tuple[str, int, Attributes]] = []
-
-    @property
-    def trace_id(self) -> str:
-        """The trace's id, 32 hexadecimal digits."""
-        return format_trace_id(self._context.trace_id)
-
-    @property
-    def context(self) -> TraceContext:
-        """What the next hop needs."""
-        trace_id, span_id, _, flags, state, _ = self._context
-        return TraceContext(f"00-{trace_id:032x}-{span_id:016x}-{flags:02x}", state.to_header())
-
-    def add_event(
-        self, name: str, attributes: Attributes | None = None, at_ns: int | None = None
-    ) -> None:
-        """Note that something has happened, now or at a time in Unix nanoseconds."""
-        self._events.append((name, time.time_ns() if at_ns is None else at_ns, attributes or {}))
-
-    def end(self, attributes: Attributes, *, name: str | None = None, failed: bool = False) -> None:
-        """End the span; nothing may follow.
-
-        Args:
-            attributes: Added to those that it started with.
-            name: Replaces the name that it started with.
-            failed: Whether the server has failed at its work.
-        """
-        self._export.put(
-            name or self._name,
-            self._kind,
-            self._context,
-            self._parent,
-            (self.started_ns, time.time_ns()),
-            {**self._attributes, **attributes},
-            self._events,
-            failed=failed,
-        )
+def context_of(span: Span) -> TraceContext:
+    """Return what the next hop needs."""
+    headers: dict[str, str] = {}
+    W3C.inject(headers, set_span_in_context(span, Context()))
+    return TraceContext(**headers)
 
 
 class Tracer:
-    """Starts the spans of one process, and sends them when they have ended."""
+    """Starts the spans of one process, and sends them when they have ended.
 
-    def __init__(self, export: "SpanExport", sample_ratio: float) -> None:
-        """Take over what sends spans.
+    Attributes:
+        provider: The SDK's provider of this process.
+    """
 
-        Args:
-            export: Sends spans.
-            sample_ratio: See `TracingSettings`.
-        """
-        self._export = export
-        self._sample_ratio = sample_ratio
-        # The system's source would let other threads run at each call, and wait for them.
-        self._random = random.Random()
+    def __init__(self, provider: "TracerProvider") -> None:
+        """Take over the provider, which ends with the tracer."""
+        self.provider = provider
+        self._tracer = provider.get_tracer("raystream")
 
     def start(
-        self, name: str, kind: SpanKind, parent: TraceContext | None, attributes: Attributes
+        self,
+        name: str,
+        kind: SpanKind,
+        parent: TraceContext | None,
+        attributes: Mapping[str, str],
     ) -> Span | None:
         """Start a span; return None if its trace is not recorded.
 
@@ -168,25 +112,20 @@ class Tracer:
             parent: The context of the hop before; None, or one that is not valid, begins a trace.
             attributes: What is known at the start.
         """
-        above = None if parent is None else _parsed(parent)
-        if above is None:
-            trace_id, flags, state = self._random.getrandbits(128), RANDOM_SAMPLED, NO_STATE
-            is_recorded = _is_sampled(trace_id, self._sample_ratio)
-        else:
-            trace_id, _, _, flags, state, _ = above
-            is_recorded = flags.sampled
-        if not is_recorded:
-            return None
-        context = SpanContext(trace_id, self._random.getrandbits(64), False, flags, state)
-        return Span(self._export, name, kind, context, above, attributes)
-
-    def flush(self) -> bool:
-        """Send all spans that have ended, and wait for that; return whether there was time."""
-        return self._export.flush()
+        headers = {}
+        if parent is not None:
+            headers = {"traceparent": parent.traceparent, "tracestate": parent.tracestate}
+        above = W3C.extract(headers, Context())
+        span = self._tracer.start_span(name, above, kind, attributes)
+        return span if span.is_recording() else None
 
     def close(self) -> None:
         """Send what is left, within a second; closing twice is harmless."""
-        self._export.close()
+        # The SDK's own limit is half a minute, which a dead collector would use up. The thread ends
+        # with the process.
+        closing = Thread(target=self.provider.shutdown, name="last-spans", daemon=True)
+        closing.start()
+        closing.join(FLUSH_S)
 
 
 def open_tracer(settings: TracingSettings | None, service: str, instance_id: str) -> Tracer | None:
@@ -202,32 +141,52 @@ def open_tracer(settings: TracingSettings | None, service: str, instance_id: str
     """
     if settings is None:
         return None
-    from deployments.contract.span_export import SpanExport
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
-    export = SpanExport(settings.otlp_endpoint, service, instance_id)
-    return Tracer(export, settings.sample_ratio)
+    _thin_out_logs()
+    names = {
+        "service.name": service,
+        "service.namespace": "raystream",
+        "service.instance.id": instance_id,
+    }
+    provider = TracerProvider(
+        sampler=ParentBased(TraceIdRatioBased(settings.sample_ratio)),
+        resource=Resource.create(names),
+        shutdown_on_exit=False,  # it would wait half a minute for a dead collector
+    )
+    exporter = OTLPSpanExporter(f"{settings.otlp_endpoint.rstrip('/')}/v1/traces")
+    provider.add_span_processor(
+        BatchSpanProcessor(exporter, schedule_delay_millis=1e3 * EXPORT_INTERVAL_S)
+    )
+    return Tracer(provider)
 
 
-def _is_sampled(trace_id: int, ratio: float) -> bool:
-    return trace_id % NUM_IDS < round(ratio * NUM_IDS)
+class _ThinLog(logging.Handler):
+    """Passes on one line a minute of what the SDK logs, to Serve's log."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(logging.WARNING)
+        self._now_s = now_s
+        self._due_s = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, unless the last one is too recent."""
+        now_s = self._now_s()
+        if now_s >= self._due_s:
+            self._due_s = now_s + LOG_INTERVAL_S
+            line = " ".join(record.getMessage().split())[:MAX_LOG_LENGTH]
+            logger.warning("traces are not sent, or only in part: %s", line)
 
 
-def _parsed(context: TraceContext) -> SpanContext | None:
-    """Return the ids of a context; None if it is not valid.
-
-    Source: https://www.w3.org/TR/trace-context-1/#traceparent-header-field-values
-    """
-    if len(context.traceparent) > MAX_TRACEPARENT_LENGTH:
-        return None
-    found = TRACEPARENT.fullmatch(context.traceparent)
-    if found is None:
-        return None
-    version, trace_id, span_id, flags, more = found.groups()
-    if version == NO_VERSION or (version == FIRST_VERSION and more is not None):
-        return None
-    state = NO_STATE
-    if context.tracestate and len(context.tracestate) <= MAX_TRACESTATE_LENGTH:
-        state = TraceState.from_header([context.tracestate])
-    known_flags = TraceFlags(int(flags, 16) & RANDOM_SAMPLED)
-    parsed = SpanContext(int(trace_id, 16), int(span_id, 16), True, known_flags, state)
-    return parsed if parsed.is_valid else None
+def _thin_out_logs() -> None:
+    """Thin out what the SDK logs in this process, which repeats itself."""
+    sdk = logging.getLogger("opentelemetry")
+    if not any(isinstance(handler, _ThinLog) for handler in sdk.handlers):
+        sdk.addHandler(_ThinLog())
+        sdk.propagate = False
+    # It repeats what clients have written into their headers.
+    logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)

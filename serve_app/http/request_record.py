@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
+from opentelemetry.trace import format_trace_id
 from pydantic_core import to_json
 from starlette.types import Scope
 
 from deployments.contract.errors import OverloadReason
 from deployments.contract.gen_ai_spans import MOVE_REASON, MOVED
 from deployments.contract.metric_store import Counter
-from deployments.contract.tracing import Span, TraceContext
+from deployments.contract.tracing import Span, TraceContext, context_of
 from serve_app.http.error_shapes import ErrorShape, openai_error
 
 CLIENT_DISCONNECTED: Final = "client_disconnected"
@@ -186,7 +187,9 @@ class RequestRecord:
 
     def line(self) -> str:
         """Return the access log's line."""
-        trace = {} if self.span is None else {"trace_id": self.span.trace_id}
+        trace = {}
+        if self.span is not None:
+            trace["trace_id"] = format_trace_id(self.span.get_span_context().trace_id)
         return to_json(
             {
                 "event": "request",
@@ -243,7 +246,7 @@ def note_operation(operation: str) -> TraceContext | None:
     if record is None:
         return None
     record.operation = operation
-    return None if record.span is None else record.span.context
+    return None if record.span is None else context_of(record.span)
 
 
 def note_warnings(warnings: tuple[str, ...]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any, Final
 
+from opentelemetry.trace import StatusCode
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -81,8 +82,12 @@ def _is_traced(scope: Scope) -> bool:
 def _end(span: Span, record: RequestRecord) -> None:
     if record.error_code in REFUSALS:
         span.add_event(REFUSED, {ERROR: record.error_code})
-    name = METHOD if record.route is None else f"{METHOD} {record.route}"
-    span.end(dict(_attributes(record)), name=name, failed=_has_failed(record))
+    if record.route is not None:
+        span.update_name(f"{METHOD} {record.route}")
+    span.set_attributes(dict(_attributes(record)))
+    if _has_failed(record):
+        span.set_status(StatusCode.ERROR)
+    span.end()
 
 
 def _attributes(record: RequestRecord) -> Iterator[tuple[str, Any]]:
