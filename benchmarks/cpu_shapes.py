@@ -5,26 +5,45 @@ Qwen/Qwen2.5-1.5B and google/gemma-3-1b-it.
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     Gemma3TextConfig,
     LlamaConfig,
     PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     Qwen2Config,
+    Qwen2ForCausalLM,
 )
 
 from benchmarks.gpu.shapes import QWEN_05B, QWEN_ROPE
-from benchmarks.random_model import FOLDER, loaded_with_tokenizer
-from benchmarks.three_million import config as three_million
 from deployments.compute.model_files import choose_dtype
-from deployments.engine.model.loader import LoadedModel, load_model
+from deployments.engine.model.loader import LoadedModel, load_model, prepare_model
 
 CPU = torch.device("cpu")
 
 PYDOC_CHAT = "pydoc-chat"
+FOLDER = Path(__file__).resolve().parent.parent / "models" / PYDOC_CHAT
+
+
+def three_million() -> Qwen2Config:
+    """Return a shape of 3 million parameters: its steps take more of Python than of arithmetic."""
+    return Qwen2Config(
+        vocab_size=4096,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+    )
+
 
 SHAPES: Mapping[str, Callable[[], PreTrainedConfig]] = {
     "3M": three_million,
@@ -82,7 +101,10 @@ def chosen_dtype(dtype: str = "auto") -> torch.dtype:
 
 
 def load_shape(name: str, dtype: torch.dtype) -> LoadedModel:
-    """Return a model of this name as the loader would return it."""
+    """Return a model of this name as the loader would return it.
+
+    A model with random weights has the embedded model's tokenizer, and its answers do not end.
+    """
     if name == PYDOC_CHAT:
         text = str(dtype).removeprefix("torch.")
         return load_model(str(FOLDER), revision=None, dtype=text, device=CPU)
@@ -90,4 +112,32 @@ def load_shape(name: str, dtype: torch.dtype) -> LoadedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call] # transformers leaves it untyped
         SHAPES[name](), dtype=dtype
     )
-    return loaded_with_tokenizer(model)
+    tokenizer = load_model(str(FOLDER), revision=None, dtype="float32", device=CPU).tokenizer
+    prepare_model(model)
+    return LoadedModel(model, tokenizer, None, frozenset())
+
+
+def save_three_million(folder: Path) -> PreTrainedTokenizerBase:
+    """Save the model of 3 million parameters with pydoc-chat's tokenizer, for a server to load.
+
+    At temperature 0 each token is visible ASCII and none ends the answer: the embeddings of the
+    other tokens are zero, so their logits are never the largest.
+
+    Returns:
+        The tokenizer.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+    model = Qwen2ForCausalLM(three_million()).bfloat16()
+    is_silent = [
+        not _is_visible(str(tokenizer.decode([token_id], skip_special_tokens=True)))
+        for token_id in range(model.config.vocab_size)
+    ]
+    with torch.no_grad():
+        model.model.embed_tokens.weight[torch.tensor(is_silent)] = 0
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def _is_visible(text: str) -> bool:
+    return bool(text) and text.isascii() and text.isprintable()

@@ -25,17 +25,10 @@ from unittest.mock import patch
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    PreTrainedModel,
-    Qwen2Config,
-)
+from transformers import AutoModelForImageTextToText
 
-from benchmarks.cpu_shapes import chosen_dtype, load_shape
-from benchmarks.gpu.shapes import QWEN_05B
+from benchmarks.cpu_shapes import FOLDER, chosen_dtype, load_shape
 from benchmarks.pairs import compared
-from benchmarks.random_model import FOLDER
 from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.messages import ChatMessage, TextPart
@@ -126,16 +119,6 @@ def compare_with_generate(counts: list[int], num_tokens: int, rounds: int) -> Ta
         engine, generate, ratio = compared(pairs)
         table.add_row(str(count), f"{generate:.0f}", f"{engine:.0f}", f"{ratio:.1f}")
     return table
-
-
-def half_billion() -> PreTrainedModel:
-    """Return a model of Qwen2-0.5B's shape with random weights, in bfloat16."""
-    config = Qwen2Config(**QWEN_05B.options, dtype=QWEN_05B.dtype)
-    torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call] # transformers leaves it untyped
-        config, dtype=QWEN_05B.dtype
-    )
-    return model
 
 
 def read_seconds(memory: torch.Tensor) -> float:

@@ -1,10 +1,10 @@
 """Compares the cost of this checkout's ingress with an older commit's, on the same source.
 
-Both run their own `build_app` on uvicorn, in separate processes but one Python environment, in
-front of an instant source of tokens (`instant_server`). So neither an engine nor Ray's transport,
-which are the same for both, hides the cost of the ingress itself. The older code is taken from git
-into a temporary folder. Rounds alternate, and medians are compared, since machines are noisy. CPU
-time is measured for the server process, and is the steadier figure.
+Each runs its own `instant_server` on uvicorn, in separate processes but one Python environment: the
+ingress's application in front of an instant source of tokens. So neither an engine nor Ray's
+transport, which are the same for both, hides the cost of the ingress itself. The older code is
+taken from git into a temporary folder. Rounds alternate, and medians are compared, since machines
+are noisy. CPU time is measured for the server process, and is the steadier figure.
 
 Streams are measured without and with an id for each event, as a client gets them that may resume.
 An older commit may send none; then the ratio is what they cost.
@@ -12,7 +12,7 @@ An older commit may send none; then the ratio is what they cost.
 With `--ray` each runs on its own Ray, in the mode of serve.env, with the source behind a handle
 (`instant_ray_server`). CPU time is then given for the ingress replica and for all processes.
 
-The baseline is the ingress before it had keys, limits and admission.
+The baseline is the ingress before its streams could be resumed by the ids of their events.
 
 Run: python -m benchmarks.front_door [--ray]
 """
@@ -38,13 +38,14 @@ from rich.table import Table
 
 from benchmarks.free_port import free_ports
 from benchmarks.instant_server import NUM_DELTAS, TOKENS_PER_DELTA
-from benchmarks.old_checkout import ROOT, old_checkout
+from benchmarks.serving.old_checkout import ROOT, old_checkout
 from serve_app.commands.server_environment import HAPROXY_PORTS
 from serve_app.shipped_files import parse_env
 
-BASELINE = "febb12765bda9ee4d10a50bf14ef2e40a136b500"
-SERVER = Path(__file__).with_name("instant_server.py")
-RAY_SERVER = Path(__file__).with_name("instant_ray_server.py")
+BASELINE = "0c7fd68"
+SERVER = "benchmarks.instant_server"
+RAY_SERVER = "benchmarks.instant_ray_server"
+CODE = ("serve_app", "deployments", "benchmarks", "k8s", "serve_config.yaml", "serve.env")
 TOKENS_PER_ANSWER = NUM_DELTAS * TOKENS_PER_DELTA
 START_DEADLINE_S = 120
 INGRESS_TITLE = "door:Ingress"
@@ -79,12 +80,12 @@ class Round:
 def started(name: str, checkout: Path, *, on_ray: bool) -> Iterator[Server]:
     """Run a checkout's ingress until the block ends."""
     port, *other_ports = free_ports(1 + len(HAPROXY_PORTS))
-    environment = {**os.environ, "PYTHONPATH": f"{checkout}:{ROOT}"}
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
     if on_ray:
         environment |= parse_env((ROOT / "serve.env").read_text())
         environment |= dict(zip(HAPROXY_PORTS, map(str, other_ports), strict=True))
     process = subprocess.Popen(
-        [sys.executable, RAY_SERVER if on_ray else SERVER, str(port)],
+        [sys.executable, "-m", RAY_SERVER if on_ray else SERVER, str(port)],
         cwd=checkout,
         env=environment,
     )
@@ -251,7 +252,7 @@ def main() -> None:
     parser.add_argument("--ray", action="store_true", help="through Ray Serve, not uvicorn")
     options = parser.parse_args()
     with ExitStack() as stack:
-        old = stack.enter_context(old_checkout(options.baseline, "serve_app", "deployments"))
+        old = stack.enter_context(old_checkout(options.baseline, *CODE))
         servers = (
             stack.enter_context(started(options.baseline[:7], old, on_ray=options.ray)),
             stack.enter_context(started("now", ROOT, on_ray=options.ray)),

@@ -1,9 +1,8 @@
 """The ingress on Ray Serve, with an instant source of tokens behind a handle in place of a model.
 
-`benchmarks.front_door --ray` starts this file by its path, once with this checkout's packages and
-once with an older one's. So it may only use what both have.
+`benchmarks.front_door --ray` runs this, and an older commit's file of the same name.
 
-Run: python benchmarks/instant_ray_server.py PORT
+Run: python -m benchmarks.instant_ray_server PORT
 """
 
 import sys
@@ -16,33 +15,21 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 
 from benchmarks.instant_server import InstantBackend, InstantStream
+from deployments.channel.server import ChannelServer
 from deployments.contract.descriptions import ModelDescription
 from deployments.contract.generation import Accepted, GenerationRequest
 from serve_app.config import AppConfig
 from serve_app.ingress import Ingress
-
-try:
-    from deployments.channel.server import ChannelServer
-except ImportError:  # an older commit, where each stream was a Serve call with its own messages
-    HAS_CHANNEL = False
-else:
-    HAS_CHANNEL = True
 
 
 class InstantReplica:
     """A replica with a fixed answer."""
 
     def __init__(self) -> None:
-        if HAS_CHANNEL:
-            self._channels = ChannelServer("127.0.0.1")
+        self._channels = ChannelServer("127.0.0.1")
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[list[Any]]:
         """Accept at once, and stream the answer."""
-        if not HAS_CHANNEL:
-            yield [Accepted(InstantStream.num_prompt_tokens)]
-            async for deltas in InstantStream():
-                yield [*deltas]
-            return
         address = await self._channels.address()
         assert request.stream is not None
         with self._channels.stream(request.stream) as stream:

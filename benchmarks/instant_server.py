@@ -1,15 +1,14 @@
 """The ingress's application on uvicorn, with an instant source of tokens in place of replicas.
 
-`benchmarks.front_door` starts this file by its path, once with this checkout's packages and once
-with an older one's. So it may only use what both have.
+`benchmarks.front_door` runs this, and an older commit's file of the same name.
 
-Run: python benchmarks/instant_server.py PORT
+Run: python -m benchmarks.instant_server PORT
 """
 
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import uvicorn
 from fastapi import FastAPI
@@ -17,9 +16,10 @@ from fastapi import FastAPI
 from deployments.contract.descriptions import ModelDescription
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.reasoning_format import PromptReasoning
 from deployments.contract.sampling_params import SamplingParams
-from serve_app import ingress
 from serve_app.config import AppConfig
+from serve_app.ingress import AppParts, build_app
 
 NUM_DELTAS = 16
 TOKENS_PER_DELTA = 4
@@ -33,7 +33,7 @@ class InstantStream:
     """The same answer to every request, with a turn of the event loop before each message."""
 
     num_prompt_tokens = 20
-    reasoning = "open"  # no enum: an older commit does not know it
+    reasoning = PromptReasoning.OPEN
     fingerprint = None
     prompt_digest = b""
 
@@ -80,15 +80,9 @@ class InstantBackend:
 
 
 def application() -> FastAPI:
-    """Return the application of this checkout, or of an older one without `AppParts`."""
+    """Return the ingress's application with one model, the instant one."""
     config = AppConfig.model_validate({"models": [{"id": "instant", "source": "nowhere"}]})
-    backends = {"instant": InstantBackend()}
-    build_app: Any = ingress.build_app
-    parts: Any = getattr(ingress, "AppParts", None)
-    app: FastAPI = (
-        build_app(config, backends) if parts is None else build_app(parts(config, backends))
-    )
-    return app
+    return build_app(AppParts(config, {"instant": InstantBackend()}))
 
 
 def main() -> None:

@@ -23,10 +23,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engine import half_billion
+from benchmarks.cpu_shapes import load_shape
 from benchmarks.pairs import compared
-from benchmarks.random_model import loaded_with_tokenizer
-from benchmarks.three_million import three_million
 from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.contract.sampling_params import SamplingParams
 from deployments.device.device import num_cores
@@ -70,8 +68,7 @@ class Round:
 
 def load(*, is_large: bool) -> LoadedModel:
     """Return a model with random weights and the embedded model's tokenizer."""
-    torch.manual_seed(0)
-    return loaded_with_tokenizer(half_billion() if is_large else three_million())
+    return load_shape("Qwen2-0.5B" if is_large else "3M", torch.bfloat16)
 
 
 def make_requests(number: int) -> list[SequenceRequest]:

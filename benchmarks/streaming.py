@@ -36,11 +36,11 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
+from benchmarks.cpu_shapes import save_three_million
 from benchmarks.free_port import free_ports
-from benchmarks.old_checkout import ROOT, old_checkout
-from benchmarks.processes import started
-from benchmarks.stream_client import Answer, closed_loop
-from benchmarks.three_million import save_three_million
+from benchmarks.serving.old_checkout import ROOT, old_checkout
+from benchmarks.serving.processes import started
+from benchmarks.serving.stream_client import Answer, closed_loop
 from serve_app.commands.server_environment import HAPROXY_PORTS
 
 BASELINE = "2f439ac20723995887cd0c82c5a4c222f96f5599"
@@ -116,9 +116,7 @@ class Prompts:
 
 
 @contextmanager
-def serving(
-    name: str, checkout: Path, model: Path, max_num_seqs: int, *options: str
-) -> Iterator[Server]:
+def serving(name: str, checkout: Path, model: Path, max_num_seqs: int) -> Iterator[Server]:
     """Serve the model with a checkout's code until the block ends.
 
     Args:
@@ -126,14 +124,13 @@ def serving(
         checkout: The folder with the code.
         model: The folder with the model.
         max_num_seqs: The most sequences that run at once.
-        options: Further options of `benchmarks.peers.serve_model`.
     """
     port, *others = free_ports(1 + len(HAPROXY_PORTS))
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     environment |= dict(zip(HAPROXY_PORTS, map(str, others), strict=True))
     command = [sys.executable, "-m", "benchmarks.peers.serve_model", "--port", str(port)]
     command += ["--model", str(model), "--max-num-seqs", str(max_num_seqs)]
-    command += ["--max-model-len", "1024", *options]
+    command += ["--max-model-len", "1024"]
     log = model.with_name(f"{name}.log")
     url = f"http://127.0.0.1:{port}/ready"
     with started(command, url, log=log, cwd=checkout, environment=environment) as process:

@@ -1,18 +1,15 @@
-"""Classification and embedding, compared with a hand-made queue batcher, and with other software.
+"""Classification, compared with a hand-made queue batcher and with `@serve.batch`.
 
 (a) offline: batch sizes 1 to 128 on texts of 100 to 300 and of 100 to 800 characters, in ms a text.
 (b) online: the queue batcher with nine settings, one call per piece, `@serve.batch` around the
     device, and this project, under 1 to 100 users.
 (c) open loop: 120, 240 and 480 requests/s on a device of known speed.
 (d) RoBERTa-base's shape over HTTP with 32 users, compared with (a)'s optimum and the queue batcher.
-(e) embeddings by MiniLM's shape over HTTP with 32 users, 1, 8 and 32 texts a request,
-    compared with packed batches and sentence-transformers without a server, and with infinity-emb
-    if `--infinity` names its program.
 
 Models with random weights are made at the start. Everything is seeded and runs locally. Each part
 writes a CSV file, and (b) writes its plots as SVG.
 
-Run: python -m benchmarks.classification [--quick] [--parts a,b,c,d,e] [--out FOLDER]
+Run: python -m benchmarks.classification [--quick] [--parts a,b,c,d] [--out FOLDER]
 """
 
 import argparse
@@ -27,7 +24,7 @@ from pathlib import Path
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.classification import embeddings, offline, online, open_loop, over_http
+from benchmarks.classification import offline, online, open_loop, over_http
 from benchmarks.classification.designs import (
     ALL,
     CHOSEN_QUEUE_BATCHER,
@@ -37,20 +34,12 @@ from benchmarks.classification.designs import (
     Design,
 )
 from benchmarks.classification.online import Window
-from benchmarks.classification.shapes import (
-    MINILM,
-    ROBERTA_BASE,
-    SMALL,
-    TINY,
-    build,
-    build_embedder,
-)
+from benchmarks.classification.shapes import ROBERTA_BASE, SMALL, TINY, build
 from benchmarks.classification.table import Figures
 
-PARTS = "a,b,c,d,e"
+PARTS = "a,b,c,d"
 ONLINE = Window(warm_up_s=1.5, window_s=4)
 OVER_HTTP = Window(warm_up_s=5, window_s=20)
-EMBEDDINGS = Window(warm_up_s=4, window_s=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +55,6 @@ class Plan:
     open_loop_s: float = 4
     num_http_users: int = 32
     over_http: Window = OVER_HTTP
-    embeddings: Window = EMBEDDINGS
     http_rounds: int = 2
 
 
@@ -78,7 +66,6 @@ QUICK = Plan(
     online=Window(0.5, 2),
     open_loop_s=4,
     over_http=Window(3, 8),
-    embeddings=Window(2, 5),
     http_rounds=1,
 )
 
@@ -86,9 +73,7 @@ QUICK = Plan(
 class Benchmark:
     """Runs the parts and writes their results."""
 
-    def __init__(
-        self, plan: Plan, out: Path, work: Path, model: str | None, infinity: str | None
-    ) -> None:
+    def __init__(self, plan: Plan, out: Path, work: Path, model: str | None) -> None:
         """Prepare to measure.
 
         Args:
@@ -96,14 +81,12 @@ class Benchmark:
             out: The folder of CSV files, plots and the servers' logs.
             work: The folder of the models that are made.
             model: A model's folder for (a) and (d); None makes a model.
-            infinity: infinity-emb's program for (e); None leaves it out.
         """
         self._plan = plan
         self._out = out
         self._work = work
         self._console = Console()
         self._base = model
-        self._infinity = infinity
         self._optimum: offline.Optimum | None = None
 
     def offline(self) -> None:
@@ -146,20 +129,6 @@ class Benchmark:
             )
         )
 
-    def embeddings(self) -> None:
-        """Run (e)."""
-        plan, model = self._plan, str(build_embedder(MINILM, self._work))
-        self._show(
-            embeddings.measure(
-                model,
-                self._out,
-                plan.num_http_users,
-                plan.embeddings,
-                plan.http_rounds,
-                self._infinity,
-            )
-        )
-
     def _base_model(self) -> str:
         if self._base is None:
             self._base = str(build(ROBERTA_BASE, self._work))
@@ -177,7 +146,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/classification"))
     parser.add_argument("--parts", default=PARTS, help=f"the parts to run, of {PARTS}")
     parser.add_argument("--model", help="a classifier's folder for (a) and (d)")
-    parser.add_argument("--infinity", help="the program infinity_emb, for (e)")
     args = parser.parse_args(arguments)
     args.out.mkdir(parents=True, exist_ok=True)
     # Without this, a surrounding `timeout` would leave the servers running.
@@ -185,13 +153,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     disable_progress_bar()  # type: ignore[no-untyped-call] # transformers leaves it untyped
     with tempfile.TemporaryDirectory(prefix="classification-") as work:
         plan = QUICK if args.quick else Plan()
-        benchmark = Benchmark(plan, args.out, Path(work), args.model, args.infinity)
+        benchmark = Benchmark(plan, args.out, Path(work), args.model)
         parts = {
             "a": benchmark.offline,
             "b": benchmark.online,
             "c": benchmark.open_loop,
             "d": benchmark.over_http,
-            "e": benchmark.embeddings,
         }
         for part in args.parts.split(","):
             if part not in parts:

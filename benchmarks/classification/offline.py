@@ -21,7 +21,6 @@ from benchmarks.classification.designs import MAX_BATCHED_TOKENS, NO_LIMIT, stoc
 from benchmarks.classification.table import Figures
 from benchmarks.classification.texts import MIXED, SHORT, Lengths, make_texts
 from deployments.compute.cpu.memory import keep_freed_memory
-from deployments.contract.model_spec import Task
 from deployments.contract.pooling import PoolingRequest
 from deployments.pooling.device_worker import DeviceWorker
 from deployments.pooling.lanes import choose_num_lanes
@@ -113,16 +112,14 @@ def ms_per_text(run: Run, texts: Sequence[str], size: int) -> float:
 
 
 @contextmanager
-def our_runs(
-    folder: str, task: Task = "classify", dtype: str = "bfloat16"
-) -> Iterator[tuple[Run, Run]]:
+def our_runs(folder: str) -> Iterator[tuple[Run, Run]]:
     """Yield this project's encoder and model without and with lanes, both warmed up."""
     keep_freed_memory()
     loaded = load_pooler(
         folder,
-        task=task,
+        task="classify",
         revision=None,
-        dtype=dtype,
+        dtype="bfloat16",
         device=torch.device("cpu"),
         max_model_len=512,
     )

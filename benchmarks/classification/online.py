@@ -20,7 +20,7 @@ from benchmarks.classification.load import Latencies, closed_loop
 from benchmarks.classification.table import Cell, Figures
 from benchmarks.classification.texts import MIXED, make_texts, split
 from benchmarks.free_port import free_port
-from benchmarks.processes import started
+from benchmarks.serving.processes import started
 
 NUM_TEXTS = 512
 

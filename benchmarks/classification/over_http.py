@@ -27,7 +27,7 @@ from benchmarks.classification.online import Window, server
 from benchmarks.classification.table import Cell, Figures
 from benchmarks.classification.texts import MIXED, make_texts
 from benchmarks.free_port import free_port
-from benchmarks.processes import started
+from benchmarks.serving.processes import started
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NUM_TEXTS = 512

@@ -3,7 +3,6 @@
 The speed of a forward pass depends on shapes and types, not on the values of the weights.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from transformers import (
     PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForSequenceClassification,
-    RobertaModel,
 )
 
 from benchmarks.classification.texts import documentation
@@ -66,18 +64,6 @@ SMALL = Shape(
 """About a tenth of the arithmetic, for the online matrix: two cores take as long per piece as the
 GPU of the queue batcher's author took with a 7B model."""
 
-MINILM = Shape(
-    "minilm-l6-random",
-    {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 384,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 12,
-        "intermediate_size": 1536,
-    },
-)
-"""The shape of all-MiniLM-L6-v2, the most common embedding model."""
-
 TINY = Shape(
     "roberta-tiny-random",
     {
@@ -103,42 +89,6 @@ def build(shape: Shape, parent: Path, dtype: torch.dtype = torch.bfloat16) -> Pa
     config = _config(shape, id2label=labels, label2id={name: i for i, name in labels.items()})
     torch.manual_seed(0)
     return _save(RobertaForSequenceClassification(config), shape, parent, dtype)
-
-
-def build_embedder(shape: Shape, parent: Path) -> Path:
-    """Save an embedding model of this shape in float32, with files that older software reads, too.
-
-    Args:
-        shape: The shape.
-        parent: The folder in which to make it.
-    """
-    torch.manual_seed(0)
-    folder = _save(RobertaModel(_config(shape)), shape, parent, torch.float32)
-    modules = [
-        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-        {
-            "idx": 1,
-            "name": "1",
-            "path": "1_Pooling",
-            "type": "sentence_transformers.models.Pooling",
-        },
-    ]
-    pooling = {
-        "word_embedding_dimension": shape.options["hidden_size"],
-        "pooling_mode_mean_tokens": True,
-    }
-    (folder / "1_Pooling").mkdir()
-    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
-    # transformers 4 does not know the name of the class that transformers 5 writes.
-    tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
-    for name, content in (
-        ("modules.json", modules),
-        ("1_Pooling/config.json", pooling),
-        ("sentence_bert_config.json", {"max_seq_length": MAX_MODEL_LEN, "do_lower_case": False}),
-        ("tokenizer_config.json", tokenizer),
-    ):
-        (folder / name).write_text(json.dumps(content))
-    return folder
 
 
 def _config(shape: Shape, **more: Any) -> RobertaConfig:

@@ -45,14 +45,8 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
         model["quantization"] = args.quantization
         model["max_num_seqs"] = args.max_num_seqs
         model["max_queued_requests"] = args.max_queued_requests
-    replicas = {"min_replicas": args.num_ingresses, "max_replicas": args.num_ingresses}
-    ingress["autoscaling_config"] = replicas
-    application["import_path"] = args.import_path or application["import_path"]
+    ingress["autoscaling_config"] = {"min_replicas": 1, "max_replicas": 1}
     deployment["name"] = name
-    application["args"]["tracing"] = {
-        "otlp_endpoint": args.otlp_endpoint,
-        "sample_ratio": args.sample_ratio,
-    }
     application["args"]["models"], application["deployments"] = [model], [ingress, deployment]
     return config
 
@@ -70,24 +64,17 @@ def main() -> None:
     parser.add_argument("--num-threads", default="auto")
     parser.add_argument("--max-num-seqs", type=int, default=32)
     parser.add_argument("--max-queued-requests", type=int, default=64)
-    parser.add_argument("--num-ingresses", type=int, default=1)
-    parser.add_argument("--import-path", help="another builder than the shipped one")
-    parser.add_argument("--otlp-endpoint", help="send traces there; default: none are made")
-    parser.add_argument("--sample-ratio", type=float, default=1.0, help="the part that is traced")
-    parser.add_argument("--plain", action="store_true", help="Serve's own proxy, without serve.env")
     args = parser.parse_args()
     args.num_threads = args.num_threads if args.num_threads == "auto" else int(args.num_threads)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
         yaml.safe_dump(configuration(args), file)
     serve = str(Path(sys.executable).with_name("serve"))
     os.chdir(ROOT)
-    os.execve(serve, [serve, "run", "--address", "local", file.name], environment(args.plain))
+    os.execve(serve, [serve, "run", "--address", "local", file.name], environment())
 
 
-def environment(is_plain: bool) -> dict[str, str]:
-    """Return the variables that `make serve` sets; if plain, only turn off Ray's usage reports."""
-    if is_plain:
-        return {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+def environment() -> dict[str, str]:
+    """Return the variables that `make serve` sets."""
     return {
         **os.environ,
         **parse_env((ROOT / "serve.env").read_text()),

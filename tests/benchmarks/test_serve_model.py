@@ -14,10 +14,8 @@ def test_the_configuration_passes_the_check_and_holds_one_model(task: str, tmp_p
     folder.mkdir()
     options = {"model": str(folder), "port": 8123, "task": task, "dtype": "bfloat16"}
     sizes = {"max_model_len": 512, "max_batched_tokens": None, "num_threads": "auto"}
-    queues = {"max_num_seqs": 8, "max_queued_requests": 16, "num_ingresses": 2}
-    others = {"import_path": None, "quantization": "int4"}
-    traces = {"otlp_endpoint": None, "sample_ratio": 1.0}
-    config = configuration(argparse.Namespace(**options, **sizes, **queues, **others, **traces))
+    queues = {"max_num_seqs": 8, "max_queued_requests": 16, "quantization": "int4"}
+    config = configuration(argparse.Namespace(**options, **sizes, **queues))
     assert find_problems(yaml.safe_dump(config)) == []
     (application,) = config["applications"]
     assert [(m["id"], m["task"]) for m in application["args"]["models"]] == [("some-model", task)]

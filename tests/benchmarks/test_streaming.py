@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from benchmarks.stream_client import Answer
+from benchmarks.serving.stream_client import Answer
 from benchmarks.streaming import NUM_TOKENS, figures
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

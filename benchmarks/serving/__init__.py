@@ -1,0 +1,1 @@
+"""What the measurements of servers share: start them, stream from them, and run older commits."""
