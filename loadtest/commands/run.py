@@ -18,10 +18,10 @@ from pydantic import ValidationError
 from typer.core import TyperCommand
 
 from loadtest.client.clock import clock_from_now
-from loadtest.commands import run_flags as flags
 from loadtest.commands.extra import need_extra
 from loadtest.commands.live_display import LiveDisplay
 from loadtest.commands.result_console import EnduringConsole, result_console
+from loadtest.commands.run_flags import with_flags
 from loadtest.commands.usage import mistakes_of, refuse
 from loadtest.config.config_file import ConfigFileError, read_config_file
 from loadtest.config.run_config import RunConfig
@@ -70,49 +70,10 @@ def with_flag_repeated(flag: str, args: list[str]) -> list[str]:
     return repeated
 
 
-def run(
-    ctx: typer.Context,
-    url: flags.Url = None,
-    queues: flags.Queues = None,
-    loops: flags.Loops = None,
-    requests: flags.Requests = None,
-    duration: flags.Duration = None,
-    grace: flags.Grace = None,
-    ramp: flags.Ramp = None,
-    warmup: flags.Warmup = None,
-    interval: flags.Interval = None,
-    repeat: flags.Repeat = None,
-    rate: flags.Rate = None,
-    arrival: flags.Arrival = None,
-    max_inflight: flags.MaxInflight = None,
-    data: flags.Data = None,
-    order: flags.Order = None,
-    seed: flags.Seed = None,
-    unique: flags.Unique = None,
-    images: flags.Images = None,
-    users: flags.Users = None,
-    max_tokens: flags.MaxTokens = None,
-    temperature: flags.Temperature = None,
-    api: flags.Api = None,
-    model: flags.Model = None,
-    body: flags.Body = None,
-    text_path: flags.TextPath = None,
-    done: flags.Done = None,
-    header: flags.Header = None,
-    api_key_env: flags.ApiKeyEnv = None,
-    timeout: flags.Timeout = None,
-    first_token_timeout: flags.FirstTokenTimeout = None,
-    stall_timeout: flags.StallTimeout = None,
-    slo: flags.Slo = None,
-    fail_if: flags.FailIf = None,
-    max_error_rate: flags.MaxErrorRate = None,
-    out: flags.Out = None,
-    png: flags.Png = None,
-    gpu: flags.Gpu = None,
-    config: flags.Config = None,
-) -> None:
+@with_flags
+def run(**flags: Any) -> None:
     """Send load to a server and report how much it can carry."""
-    given = {name: value for name, value in ctx.params.items() if value not in (None, [])}
+    given = {name: value for name, value in flags.items() if value not in (None, [])}
     run_config = _read_config(given)
     need_extra(png=run_config.png, text_path=run_config.text_path is not None)
     try:

@@ -7,6 +7,7 @@ Fields have the names of the flags. Every form in which people write a value (`1
 import json
 import os
 import re
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
@@ -24,95 +25,120 @@ from yarl import URL
 from loadtest.analysis.objectives import parse_objective
 from loadtest.analysis.thresholds import parse_threshold
 from loadtest.config.choices import ApiName, Arrival, GpuSampling, Order, api_of_path
-from loadtest.config.values import Counts, PositiveSeconds, Rates, Seconds, Texts
+from loadtest.config.values import (
+    Counts,
+    NotNegative,
+    Positive,
+    PositiveSeconds,
+    Rates,
+    Seconds,
+    Texts,
+)
 from loadtest.results.redaction import secrets_of_body, secrets_of_url
 
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """How the command line's help writes a setting's flag: its value, and names besides its own."""
+
+    metavar: str | None = None
+    short: str | None = None
+    other: str | None = None
+
+
 class RunConfig(BaseModel):
     """The settings of a run; all durations are in seconds.
 
-    Attributes:
-        url: Where requests are sent.
-        queues: Concurrent users, each with one request at a time; several values make a sweep.
-        loops: Requests that each queue sends.
-        requests: Total requests per level; excludes `loops` and `duration`.
-        duration: How long requests are sent; excludes `loops` and `requests`.
-        grace: How long requests in flight may then take to finish.
-        interval: A queue's pause between its requests.
-        rate: Requests sent per second, however slow the server is; several values make a sweep.
-        arrival: How the requests of a rate are spaced.
-        max_inflight: The most requests in flight at once.
-        ramp: The time over which the queues start, or the rate rises.
-        warmup: Requests sent before each level and not counted.
-        data: The file of questions; None uses the questions that ship with the tool.
-        order: The order in which questions are asked.
-        seed: The seed of all random choices.
-        unique: Whether each question gets a prefix of its own, so that no prefix is cached.
-        images: A directory; one of its images is sent with each question.
-        users: How many different user names requests carry.
-        api: The kind of server.
-        body: Fields that override the request body; for `custom` the whole body.
-        text_path: For `custom`: the JMESPath of the text.
-        done: For `custom`: the data of the last event; "" if the end of the stream is the end.
-        model: None asks the server for its first model.
-        max_tokens: None leaves it to the server.
-        temperature: None leaves it to the server.
-        header: Headers sent with each request, as `Name: value`.
-        api_key_env: The environment variable that holds the key.
-        timeout: The time limit of a whole request.
-        first_token_timeout: The time limit from sending to the first content.
-        stall_timeout: The time limit from one content event to the next.
-        slo: The objectives of a good request, such as `ttft:2000`, in ms.
-        fail_if: Conditions that make the run fail, such as `ttft.p95>2000`.
-        max_error_rate: The largest share of failed requests with which the run still passes.
-        out: The directory of the results; it must not hold a run yet.
-        repeat: How often the sweep is run.
-        gpu: Whether this machine's GPUs are sampled.
-        png: Whether plots are written as PNG too.
+    The docstring of a setting is its flag's help, and their order is the help's. A text in
+    parentheses at the end says what None or the default means.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True
+    )
 
     url: str
-    queues: Counts | None = None
-    loops: Annotated[int, Field(ge=1)] | None = None
-    requests: Annotated[int, Field(ge=1)] | None = None
-    duration: PositiveSeconds | None = None
-    grace: Seconds = 30.0
-    interval: Seconds = 0.0
-    rate: Rates | None = None
-    arrival: Arrival = Arrival.POISSON
-    max_inflight: Annotated[int, Field(ge=1)] | None = None
-    ramp: Seconds = 0.0
-    warmup: Annotated[int, Field(ge=0)] = 1
-    data: Path | None = None
-    order: Order = Order.RANDOM
-    seed: int = 0
+    """Where requests are sent."""
+    queues: Annotated[Counts | None, Flag("N|1,2,4", "-q", "--concurrency")] = None
+    """Concurrent users, each with one request at a time; a list is a sweep. (5)"""
+    loops: Annotated[Positive | None, Flag("N", "-n")] = None
+    """Requests per user. (20)"""
+    requests: Annotated[Positive | None, Flag("N")] = None
+    """Total requests."""
+    duration: Annotated[PositiveSeconds | None, Flag("60s", "-d")] = None
+    """How long to send requests."""
+    grace: Annotated[Seconds, Flag("30s")] = 30.0
+    """How long requests may take to finish after the last is sent. (30s)"""
+    ramp: Annotated[Seconds, Flag("0s")] = 0.0
+    """Time over which the load rises. (0s)"""
+    warmup: Annotated[NotNegative, Flag("N")] = 1
+    """Requests sent before each level and not counted. (1)"""
+    interval: Annotated[Seconds, Flag("0s")] = 0.0
+    """A user's pause between requests. (0s)"""
+    repeat: Annotated[Positive, Flag("N")] = 1
+    """How many times to run the sweep. (1)"""
+    rate: Annotated[Rates | None, Flag("R|1,2,4")] = None
+    """Requests sent per second, however slow the server; a list is a sweep."""
+    arrival: Annotated[Arrival, Flag("poisson|constant")] = Arrival.POISSON
+    """How requests are spaced. (poisson)"""
+    max_inflight: Annotated[Positive | None, Flag("N")] = None
+    """The most requests in flight at once."""
+    data: Annotated[Path | None, Flag("FILE")] = None
+    """File of questions: .json, .jsonl or .txt; ShareGPT's and OpenAI's batches, too.
+    (100 built-in ones)"""
+    order: Annotated[Order, Flag("random|shuffled|sequential")] = Order.RANDOM
+    """Order of the questions. (random)"""
+    seed: Annotated[int, Flag("N")] = 0
+    """Seed of all random choices. (0)"""
     unique: bool = False
-    images: Path | None = None
-    users: Annotated[int, Field(ge=0)] = 100
-    api: ApiName = ApiName.AUTO
-    body: dict[str, Any] | None = None
-    text_path: str | None = None
-    done: str = "[DONE]"
-    model: str | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    header: Texts = ()
-    api_key_env: str | None = None
-    timeout: PositiveSeconds = 180.0
-    first_token_timeout: PositiveSeconds | None = None
-    stall_timeout: PositiveSeconds | None = None
-    slo: Texts = ()
-    fail_if: Texts = ()
-    max_error_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
-    out: Path | None = None
-    repeat: Annotated[int, Field(ge=1)] = 1
-    gpu: GpuSampling = GpuSampling.AUTO
+    """Give each question its own prefix, to defeat prefix caches."""
+    images: Annotated[Path | None, Flag("DIR")] = None
+    """Directory; one of its images is sent with each question."""
+    users: Annotated[NotNegative, Flag("N")] = 100
+    """How many different user names to send. (100)"""
+    max_tokens: Annotated[Positive | None, Flag("N")] = None
+    """Most tokens per answer."""
+    temperature: Annotated[Annotated[float, Field(ge=0, allow_inf_nan=False)] | None, Flag("T")] = (
+        None
+    )
+    """Sampling temperature."""
+    api: Annotated[ApiName, Flag("NAME")] = ApiName.AUTO
+    """auto, openai-chat, openai-completions, text-generation, classify or custom.
+    (auto: from the URL's path)"""
+    model: Annotated[str | None, Flag("NAME")] = None
+    """Model to ask for. (the server's first)"""
+    body: Annotated[dict[str, Any] | None, Flag("@t.json|JSON")] = None
+    """For custom: the body, with {text}, {messages}, {user}, {index}, {image_url}.
+    Otherwise: fields that override the body's."""
+    text_path: Annotated[str | None, Flag("JMESPATH")] = None
+    """For custom: path of the text in an event."""
+    done: Annotated[str, Flag("TEXT")] = "[DONE]"
+    """For custom: data of the last event; '' if the stream just ends. ('[DONE]')"""
+    header: Annotated[Texts, Flag("'NAME: VALUE'", "-H")] = ()
+    """Header to send with each request. Repeatable."""
+    api_key_env: Annotated[str | None, Flag("NAME")] = None
+    """Environment variable that holds the API key."""
+    timeout: Annotated[PositiveSeconds, Flag("180s")] = 180.0
+    """Time limit of a request. (180s)"""
+    first_token_timeout: Annotated[PositiveSeconds | None, Flag("5s")] = None
+    """Time limit to the first text."""
+    stall_timeout: Annotated[PositiveSeconds | None, Flag("5s")] = None
+    """Time limit between texts."""
+    slo: Annotated[Texts, Flag("NAME:MS ...")] = ()
+    """Objectives of a good request, in ms, such as ttft:2000 tpot:100 e2e:30000."""
+    fail_if: Annotated[Texts, Flag("'ttft.p95>2000'")] = ()
+    """Exit with 99 if this holds. Repeatable."""
+    max_error_rate: Annotated[float, Field(ge=0, le=1), Flag("0..1")] = 0.0
+    """Exit with 1 above this share of errors. (0)"""
+    out: Annotated[Path | None, Flag("DIR")] = None
+    """Directory of the results. (runs/<time>/)"""
     png: bool = False
+    """Write the plots as PNG too."""
+    gpu: Annotated[GpuSampling, Flag("auto|on|off")] = GpuSampling.AUTO
+    """Sample this machine's GPUs. (auto)"""
 
     @model_validator(mode="before")
     @classmethod

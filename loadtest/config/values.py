@@ -48,7 +48,9 @@ PositiveSeconds = Annotated[float, BeforeValidator(seconds_of), Field(gt=0, allo
 Seconds = Annotated[float, BeforeValidator(seconds_of), Field(ge=0, allow_inf_nan=False)]
 """A duration that may be 0."""
 
-Counts = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed)]
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+Counts = Annotated[tuple[Positive, ...], BeforeValidator(_listed)]
 Rates = Annotated[
     tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...], BeforeValidator(_listed)
 ]

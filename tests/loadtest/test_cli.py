@@ -250,7 +250,7 @@ def test_wrong_usage_is_refused_with_the_mistake(monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_setting_has_its_flag_and_every_flag_its_setting() -> None:
-    flags = set(inspect.signature(run_command).parameters) - {"ctx", "config"}
+    flags = set(inspect.signature(run_command).parameters) - {"config"}
     assert flags == set(RunConfig.model_fields)
 
 
