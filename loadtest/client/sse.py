@@ -10,8 +10,6 @@ import re
 from typing import Final, NamedTuple
 
 _LINE_END: Final = re.compile(rb"\r\n?|\n")
-_RETRY: Final = re.compile(r"[0-9]{1,15}")
-"""Longer numbers make no sense as a pause, and Python refuses to parse very long ones."""
 _BOM: Final = b"\xef\xbb\xbf"
 
 MAX_EVENT_BYTES: Final = 64 * 1024 * 1024
@@ -31,25 +29,20 @@ class ServerSentEvent(NamedTuple):
     Attributes:
         data: The data lines, joined by newlines.
         name: The value of the `event` field.
-        last_event_id: The last id that the stream has set.
     """
 
     data: str
     name: str = "message"
-    last_event_id: str = ""
 
 
 class SseDecoder:
     """Takes bytes as they arrive and returns the events that they complete.
 
-    An event cut off by the end of the stream is never returned, as the standard demands.
-
-    Attributes:
-        retry_ms: The reconnection pause that the stream last asked for; None if it did not.
+    An event cut off by the end of the stream is never returned, as the standard demands. Ids and
+    pauses are skipped: a request that broke is not sent again.
     """
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
-        self.retry_ms: int | None = None
         self._max_event_bytes = max_event_bytes
         self._rest: list[bytes] = []
         self._num_pending = 0
@@ -57,7 +50,6 @@ class SseDecoder:
         self._is_after_cr = False
         self._data: list[str] = []
         self._name = ""
-        self._last_event_id = ""
 
     def feed(self, piece: bytes) -> list[ServerSentEvent]:
         """Return the events that this piece completes.
@@ -99,19 +91,14 @@ class SseDecoder:
     def _take_field(self, line: bytes) -> None:
         name, _, value = line.partition(b":")
         text = value.removeprefix(b" ").decode("utf-8", "replace")
-        match name:
-            case b"data":
-                self._data.append(text)
-            case b"event":
-                self._name = text
-            case b"id" if "\0" not in text:
-                self._last_event_id = text
-            case b"retry" if _RETRY.fullmatch(text):
-                self.retry_ms = int(text)
+        if name == b"data":
+            self._data.append(text)
+        elif name == b"event":
+            self._name = text
 
     def _dispatch(self) -> ServerSentEvent | None:
         lines, self._data = self._data, []
         name, self._name = self._name, ""
         if not lines:
             return None
-        return ServerSentEvent("\n".join(lines), name or "message", self._last_event_id)
+        return ServerSentEvent("\n".join(lines), name or "message")

@@ -1,14 +1,15 @@
-"""A reader of Server-Sent Events, written from the standard to check our writer.
+"""Reads whole answers of our server, by our client's reader."""
 
-Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
-"""
-
-import codecs
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import httpx
+
+from serve_app.client.event_reader import Comment, Event, EventReader
+
+ID = re.compile(r"^id: (.*)\n(?:.+\n)*\n", re.MULTILINE)
 
 
 class SseDecoder:
@@ -16,50 +17,23 @@ class SseDecoder:
 
     Attributes:
         comments: All comments so far.
-        last_event_id: The id of the last complete event that had one.
-        ids: The ids of complete events, in order.
+        ids: The ids of the events that a chunk holds whole, in order.
     """
 
     def __init__(self) -> None:
-        self.last_event_id = ""
-        self.ids: list[str] = []
-        self._id: str | None = None
-        self._utf8 = codecs.getincrementaldecoder("utf-8")()
-        self._line = ""
-        self._after_cr = False
-        self._data: list[str] = []
         self.comments: list[str] = []
+        self.ids: list[str] = []
+        self._reader = EventReader()
 
     def feed(self, piece: bytes) -> list[str]:
-        events: list[str] = []
-        for character in self._utf8.decode(piece):
-            if character == "\n" and self._after_cr:
-                self._after_cr = False
-                continue
-            self._after_cr = character == "\r"
-            if character in "\r\n":
-                events += self._end_line()
-            else:
-                self._line += character
-        return events
+        found = self._reader.feed(piece)
+        self.comments += [each.text for each in found if isinstance(each, Comment)]
+        self.ids += ID.findall(piece.decode("utf-8", "replace"))
+        return [each.data for each in found if isinstance(each, Event)]
 
-    def _end_line(self) -> list[str]:
-        line, self._line = self._line, ""
-        if not line:
-            data, self._data = self._data, []
-            if self._id is not None:
-                self.last_event_id, self._id = self._id, None
-                self.ids.append(self.last_event_id)
-            return ["\n".join(data)] if data else []
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if not name:
-            self.comments.append(value)
-        elif name == "data":
-            self._data.append(value)
-        elif name == "id" and "\0" not in value:
-            self._id = value
-        return []
+    @property
+    def last_event_id(self) -> str:
+        return self.ids[-1] if self.ids else ""
 
 
 def events_of(body: bytes) -> list[Any]:

@@ -1,34 +1,12 @@
-from itertools import pairwise
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from serve_app.client import event_reader
 from serve_app.client.event_reader import Comment, Event, EventReader, OversizedEventError
-from serve_app.streaming.sse import encode_comment, encode_event
-
-LINES = st.text().map(lambda text: text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def read(*pieces: bytes) -> list[Event | Comment]:
     reader = EventReader()
     return [each for piece in pieces for each in reader.feed(piece)]
-
-
-@given(
-    st.lists(st.tuples(st.booleans(), LINES), max_size=4), st.lists(st.integers(0, 400), max_size=6)
-)
-def test_what_the_server_frames_is_read_however_it_is_cut(
-    sent: list[tuple[bool, str]], cuts: list[int]
-) -> None:
-    framed, expected = b"", list[Event | Comment]()
-    for is_comment, text in sent:
-        framed += encode_comment(text) if is_comment else encode_event(text)
-        expected += [Comment(line) for line in text.split("\n")] if is_comment else [Event(text)]
-    edges = [0, *sorted(min(cut, len(framed)) for cut in cuts), len(framed)]
-    pieces = [framed[start:end] for start, end in pairwise(edges)]
-    assert read(*pieces) == expected
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])

@@ -21,7 +21,6 @@ from fastapi import FastAPI
 
 from deployments.contract.errors import ReplicaUnavailableError
 from loadtest.client.sse import SseDecoder as LoadTestReader
-from serve_app.client.event_reader import Event, EventReader
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.clients.served.test_node import FOLDER
@@ -87,15 +86,9 @@ def _told(event: Any) -> str:
             return ""
 
 
-def by_the_standard(pieces: list[bytes]) -> list[str]:
+def by_our_client(pieces: list[bytes]) -> list[str]:
     decoder = SseDecoder()
     return [data for piece in pieces for data in decoder.feed(piece)]
-
-
-def by_our_client(pieces: list[bytes]) -> list[str]:
-    reader = EventReader()
-    found = [each for piece in pieces for each in reader.feed(piece)]
-    return [each.data for each in found if isinstance(each, Event)]
 
 
 def by_our_load_tester(pieces: list[bytes]) -> list[str]:
@@ -141,7 +134,6 @@ def decoded(data: list[str]) -> list[Any]:
 
 
 READERS: list[Callable[[list[bytes]], list[str]]] = [
-    by_the_standard,
     by_our_client,
     by_our_load_tester,
     by_empty_lines,
