@@ -10,6 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3# the interpreter for .venv, used once
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 SERVING := .venv/.serving
 STAMP := .venv/.installed
 BENCHMARKS := $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/instant_%,$(shell grep -l __main__ benchmarks/*.py))) classification
@@ -19,7 +20,8 @@ BENCHMARKS := $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/instant_%,$(s
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 16
 
-# The environment is stale when the lock or pyproject.toml is newer than the last installation.
+# The environment is stale when the lock or pyproject.toml is newer than the last installation. One
+# whose making was interrupted lacks pip, and is made again.
 $(SERVING): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || { \
 		echo "raystream needs Python 3.11 to 3.14; this is $$($(PYTHON) --version 2>&1)." \
@@ -27,11 +29,13 @@ $(SERVING): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) lacks the venv module; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@echo "Making .venv; the first time takes some minutes."
-	@$(PYTHON) -m serve_app.commands.install
+	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
+	@$(PIP) install --constraint requirements.lock --editable .
 	@touch $@
 
 $(STAMP): $(SERVING)
-	@$(PYTHON) -m serve_app.commands.install --all
+	@echo "Adding the other packages of requirements.lock, for tests and development."
+	@$(PIP) install --requirement requirements.lock
 	@touch $@
 
 # `raystream serve` starts a Ray of its own and leaves any cluster that already runs here alone.

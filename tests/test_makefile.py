@@ -1,4 +1,4 @@
-"""What each target installs; `tests/serve_app/commands/test_install.py` tests how."""
+"""What each target installs, and that other programs run what its targets run."""
 
 import os
 import shutil
@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-SERVING = "-m serve_app.commands.install"
-ALL = "-m serve_app.commands.install --all"
+PIP = "-m pip --disable-pip-version-check --no-input"
+SERVING = f"{PIP} install --constraint requirements.lock --editable ."
+ALL = f"{PIP} install --requirement requirements.lock"
 RAN = '#!/bin/sh\n[ "$1" = -c ] || echo "$*" >> {log}\n'
 """A program that does nothing and writes down how it was called."""
 
@@ -34,7 +35,13 @@ class Checkout:
         self._log.unlink(missing_ok=True)
         command = ["make", "PYTHON=./python", target]
         subprocess.run(command, cwd=self._folder, check=True, capture_output=True, timeout=60)
-        return [line for line in self._log.read_text().splitlines() if "install" in line]
+        ran = self._log.read_text().splitlines()
+        return [line for line in ran if "install" in line or "venv" in line]
+
+    def interrupt(self) -> None:
+        """Leave the environment without pip."""
+        python = self._folder / ".venv/bin/python"
+        python.write_text(f"{python.read_text()}case $* in *--version) exit 1;; esac\n")
 
     def change(self, name: str) -> None:
         """Make a file newer than both stamps."""
@@ -63,6 +70,11 @@ def test_another_target_adds_the_rest_to_what_serves(checkout: Checkout, target:
 def test_an_environment_for_tests_serves_without_an_installation(checkout: Checkout) -> None:
     assert checkout.make("quick") == [SERVING, ALL]
     assert checkout.make("serve") == []
+
+
+def test_an_environment_whose_making_was_interrupted_is_made_again(checkout: Checkout) -> None:
+    checkout.interrupt()
+    assert checkout.make("serve") == ["-m venv .venv", SERVING]
 
 
 @pytest.mark.parametrize("name", ["requirements.lock", "pyproject.toml"])
