@@ -18,7 +18,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from serve_app.api.body.echoed_fields import Nothing, carries_nothing
-from serve_app.api.body.unsupported_fields import REASONS
+from serve_app.api.body.unsupported_fields import UNSUPPORTED, Unsupported, unsupported_in
 
 MAX_NAME_LENGTH = 64
 """Characters of an unknown field's name that are compared with known names and echoed."""
@@ -31,11 +31,9 @@ class StrictBody(BaseModel):
     """A JSON object that refuses unknown fields.
 
     Attributes:
-        unsupported: Fields that are known but not honoured, each with the values that ask for
-            nothing. `unsupported_fields` gives the reasons.
+        unsupported: Fields that are known but not honoured, from the table in `unsupported_fields`.
         echoed: Fields that clients copy from an answer, accepted if they carry nothing.
         echoes_any: Whether a field of any name is accepted if it carries nothing.
-        reasons: Why fields are not honoured in this body, if `unsupported_fields` does not say it.
         needs: Maps a field to the field that it needs, which must be true or not empty.
         excludes: Maps a field to the field that it excludes; both together are refused.
         one_of: Fields of which a body must hold exactly one; empty sets no rule.
@@ -44,10 +42,9 @@ class StrictBody(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="forbid")
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    unsupported: ClassVar[Mapping[str, Unsupported]] = {}
     echoed: ClassVar[frozenset[str]] = frozenset()
     echoes_any: ClassVar[bool] = False
-    reasons: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Mapping[str, str]] = {}
     excludes: ClassVar[Mapping[str, str]] = {}
     one_of: ClassVar[tuple[str, ...]] = ()
@@ -60,6 +57,7 @@ class StrictBody(BaseModel):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Store the fields' names on the wire, once for each class."""
         super().__pydantic_init_subclass__(**kwargs)
+        cls.unsupported = unsupported_in(cls)
         cls._attributes = {field.alias or name: name for name, field in cls.model_fields.items()}
         cls._known_names = frozenset(cls._attributes)
 
@@ -83,7 +81,7 @@ class StrictBody(BaseModel):
         if name in cls.echoed or cls.echoes_any:
             asks_nothing = carries_nothing(value)
         elif name in cls.unsupported:
-            asks_nothing = value is None or _is_one_of(value, cls.unsupported[name])
+            asks_nothing = value is None or _is_one_of(value, cls.unsupported[name].harmless)
         else:
             raise _unknown(name, cls._known_names)
         if not asks_nothing:
@@ -96,8 +94,8 @@ class StrictBody(BaseModel):
     @classmethod
     def _reason_against(cls, name: str) -> str:
         """Return the end of a sentence: why a field is not honoured. Empty without a reason."""
-        reason = cls.reasons.get(name) or REASONS.get(name)
-        return "" if reason is None else f": {reason}"
+        known = cls.unsupported.get(name) or UNSUPPORTED.get(name)
+        return f": {known.why}" if known and known.why else ""
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
@@ -139,9 +137,9 @@ class StrictBody(BaseModel):
         schema = handler(core_schema)
         resolved = handler.resolve_ref_schema(schema)
         properties = resolved.setdefault("properties", {})
-        for name, harmless in cls.unsupported.items():
+        for name, field in cls.unsupported.items():
             properties[name] = {
-                "enum": [None, *harmless],
+                "enum": [None, *field.harmless],
                 "description": f"Not supported{cls._reason_against(name)}. Only values without "
                 "effect are accepted.",
             }

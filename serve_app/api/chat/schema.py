@@ -83,39 +83,6 @@ class ChatRequest(AnswerFields):
 
     needs: ClassVar[Mapping[str, str]] = {**AnswerFields.needs, "top_logprobs": "logprobs"}
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **AnswerFields.unsupported,
-        # OpenAI's
-        "audio": (),
-        "function_call": ("none",),
-        "functions": ([],),
-        "modalities": (["text"],),
-        "moderation": (),
-        "prediction": (),
-        "prompt_cache_options": (),
-        "prompt_cache_retention": (),
-        "service_tier": ("auto", "default"),
-        "store": (False,),
-        "verbosity": ("medium",),
-        "web_search_options": (),
-        # vLLM's
-        "add_generation_prompt": (True,),
-        "best_of": (1,),
-        "chat_template": (),
-        "continue_final_message": (False,),
-        "documents": ([],),
-        "echo": (False,),
-        "mm_processor_kwargs": ({},),
-        # Other routes'
-        "input": (),
-        "prompt": (),
-    }
-
-    reasons: ClassVar[Mapping[str, str]] = {
-        "input": "this route answers messages; POST /v1/classify and /v1/embeddings take input",
-        "prompt": "this route answers messages; POST /v1/completions continues a prompt",
-    }
-
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         both = {self.max_tokens, self.max_completion_tokens} - {None}

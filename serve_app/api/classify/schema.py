@@ -3,8 +3,7 @@
 Source: https://docs.vllm.ai/en/stable/serving/openai_compatible_server/ (Classification API)
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -98,18 +97,6 @@ class VllmClassifyBody(TextsBody):
     request_id: str | None = Field(
         default=None, description="Accepted, but not read: send X-Request-Id instead."
     )
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "activation": (True,),
-        "add_special_tokens": (True,),
-        "cache_salt": (),
-        "messages": (),
-        "mm_processor_kwargs": ({},),
-        "priority": (0,),
-        "softmax": (True,),
-        "truncation_side": ("right",),
-        "use_activation": (True,),
-    }
 
 
 class LabelScore(BaseModel):

@@ -3,8 +3,7 @@
 Source: https://platform.openai.com/docs/api-reference/completions
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -68,20 +67,6 @@ class CompletionRequest(AnswerFields):
         le=MAX_NUM_CHOICES,
         description="Must equal n: texts are not ranked, and all are returned.",
     )
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **AnswerFields.unsupported,
-        "add_special_tokens": (True,),
-        "suffix": ("",),
-        # Other routes'
-        "input": (),
-        "messages": (),
-    }
-
-    reasons: ClassVar[Mapping[str, str]] = {
-        "input": "this route continues a prompt; POST /v1/classify and /v1/embeddings take input",
-        "messages": "this route continues a prompt; POST /v1/chat/completions answers messages",
-    }
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

@@ -3,8 +3,7 @@
 Source: https://platform.openai.com/docs/api-reference/embeddings
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, Tag
 
@@ -65,26 +64,6 @@ class EmbeddingsBody(CutTextsBody):
         "what they say, are accepted.",
     )
     use_activation: bool | None = Field(default=None, description="vLLM's word for normalize.")
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "add_special_tokens": (True,),
-        "cache_salt": (),
-        "embed_dtype": ("float32",),
-        "endianness": ("little", "native"),
-        "input_type": (),
-        "messages": (),
-        "mm_processor_kwargs": ({},),
-        "priority": (0,),
-        "prompt": (),
-        "truncation_side": ("right",),
-    }
-    reasons: ClassVar[Mapping[str, str]] = {
-        "embed_dtype": "numbers are float32",
-        "endianness": "base64 is little-endian",
-        "input_type": "send prompt_name, a name in the model's config_sentence_transformers.json",
-        "messages": "texts are embedded without a chat template; send them as input",
-        "prompt": "put it before the text, or send prompt_name",
-    }
 
 
 class Embedding(BaseModel):

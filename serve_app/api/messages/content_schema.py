@@ -4,7 +4,6 @@ Source: https://docs.claude.com/en/api/messages
 """
 
 import json
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -92,8 +91,6 @@ class ImageBlock(StrictBody):
     source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
     cache_control: CacheControl = None
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"transformations": ({},)}
-
     def add_to(self, turn: Turn, place: str) -> None:
         """Append the image to a turn."""
         url = ImageUrlBody(url=self.source.address)
@@ -124,11 +121,6 @@ class ToolUseBlock(StrictBody):
     name: FunctionName
     input: dict[str, Any]
     cache_control: CacheControl = None
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "caller": ({"type": "direct"},),
-        "toolset_name": (),
-    }
 
     def add_to(self, turn: Turn, place: str) -> None:
         """Append the call to a turn."""
@@ -172,8 +164,6 @@ class ToolResultBlock(StrictBody):
         default=None, description="Accepted, but the model only sees the content."
     )
     cache_control: CacheControl = None
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"toolset_name": ()}
 
     def add_result(self, conversation: Conversation, place: str) -> None:
         """Append the result as a turn of its own."""

@@ -4,8 +4,7 @@ Source: https://docs.claude.com/en/api/messages
 Source: https://docs.claude.com/en/api/messages-count-tokens
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -69,8 +68,6 @@ class MessagesTool(StrictBody):
     input_examples: list[dict[str, Any]] | None = Field(
         default=None, description="Accepted, but the model does not see them."
     )
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"allowed_callers": (["direct"],)}
 
     def to_tool(self) -> ToolBody:
         """Return the tool in the shape of chat completions."""
@@ -185,9 +182,6 @@ class Metadata(StrictBody):
     user_id: str | None = Field(default=None, description="Accepted, but neither kept nor read.")
 
 
-_NO_EXTENSIONS: Final = "all tools are the client's own"
-
-
 class PromptFields(StrictBody):
     """The fields that the prompt is made of."""
 
@@ -211,31 +205,6 @@ class PromptFields(StrictBody):
     context_management: dict[str, Any] | None = Field(
         default=None, description="Accepted, but not read: a conversation is read as it is sent."
     )
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "compaction": (),
-        "mcp_servers": ([],),
-        "speed": ("standard",),
-        "thread": (),
-        "user_profile_id": (),
-        "workspace_id": (),
-    }
-
-    reasons: ClassVar[Mapping[str, str]] = {
-        "container": "no code runs here",
-        "billing_policy": "there are no bills",
-        "compaction": "a conversation is read as it is sent",
-        "diagnostics": "requests and answers are not stored",
-        "fallback_credit_token": "there are no bills",
-        "fallbacks": "the model that is named answers, or none",
-        "inference_geo": "answers are made where this server runs",
-        "mcp_servers": _NO_EXTENSIONS,
-        "output_format": "it is the older form of output_config.format",
-        "speed": "all requests have the same priority",
-        "thread": "requests and answers are not stored; give the SDK's tool runner thread=False",
-        "user_profile_id": "there are only API keys",
-        "workspace_id": "there are only API keys",
-    }
 
     def to_conversation(self) -> Conversation:
         """Return the messages of the prompt, which know their places in the request.
@@ -306,18 +275,6 @@ class MessagesRequest(PromptFields):
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, description="0 and -1 keep all tokens.")
     metadata: Metadata | None = None
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **PromptFields.unsupported,
-        "billing_policy": (),
-        "container": (),
-        "fallback_credit_token": (),
-        "fallbacks": ([],),
-        "diagnostics": ({},),
-        "inference_geo": (),
-        "output_format": (),
-        "service_tier": ("auto", "standard_only"),
-    }
 
     @property
     def max_reasoning_tokens(self) -> int | None:

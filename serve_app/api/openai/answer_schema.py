@@ -1,7 +1,7 @@
 """The fields that chat completions and completions share, in requests and in chunks."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import BaseModel, Field
 
@@ -27,7 +27,6 @@ class StreamOptions(StrictBody):
         default=None, description="With include_usage: put the usage so far into every chunk."
     )
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
     needs: ClassVar[Mapping[str, str]] = {"continuous_usage_stats": "include_usage"}
 
 
@@ -57,25 +56,6 @@ class AnswerFields(SamplingFields):
     needs: ClassVar[Mapping[str, str]] = {**SamplingFields.needs, "stream_options": "stream"}
 
     excludes: ClassVar[Mapping[str, str]] = {"stream": "prompt_logprobs"}
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        # vLLM's
-        "allowed_token_ids": (),
-        "bad_words": ([],),
-        "cache_salt": (),
-        "include_stop_str_in_output": (False,),
-        "kv_transfer_params": ({},),
-        "length_penalty": (1,),
-        "logits_processors": ([],),
-        "priority": (0,),
-        "return_token_ids": (False,),
-        "return_tokens_as_token_ids": (False,),
-        "skip_special_tokens": (True,),
-        "spaces_between_special_tokens": (True,),
-        "truncate_prompt_tokens": (),
-        "use_beam_search": (False,),
-        "vllm_xargs": ({},),
-    }
 
     @property
     def num_prompt_logprobs_wanted(self) -> int | None:

@@ -6,7 +6,6 @@ reasoning, and with fields that carry nothing. The number of parts or token ids 
 any of them is validated. The replica checks that token ids are in the model's vocabulary.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
@@ -60,8 +59,6 @@ class ImageUrlBody(StrictBody):
 
     url: ImageUrl
     detail: ImageDetail = None
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"format": ("",)}
 
 
 class ImagePartBody(StrictBody):

@@ -4,8 +4,7 @@ Source: https://docs.cohere.com/reference/rerank, https://jina.ai/reranker/, and
 https://docs.vllm.ai/en/stable/serving/openai_compatible_server/ (Re-rank API)
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -63,32 +62,6 @@ class RerankBody(CutTextsBody):
     max_tokens_per_doc: NumTokens | None = Field(
         default=None, description="Drop the end of documents that have more tokens than this."
     )
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "activation": (True,),
-        "instruction": (),
-        "max_chunks_per_doc": (),
-        "mm_processor_kwargs": ({},),
-        "priority": (0,),
-        "rank_fields": ([], ["text"]),
-        "raw_scores": (False,),
-        "return_text": (),
-        "softmax": (True,),
-        "texts": (),
-        "truncation_side": ("right",),
-        "use_activation": (True,),
-    }
-    reasons: ClassVar[Mapping[str, str]] = {
-        "activation": "the model's own files name the function",
-        "instruction": "the model reads the query and a document; put it into the query",
-        "max_chunks_per_doc": "a document is read as one text; send max_tokens_per_doc",
-        "rank_fields": "a document is read by its text; put the other fields into it",
-        "raw_scores": "this is Cohere's and Jina's shape: a score is relevance_score",
-        "return_text": "this is Cohere's and Jina's shape: send return_documents",
-        "softmax": "each document is scored by itself",
-        "texts": "this is Cohere's and Jina's shape: send documents",
-        "use_activation": "the model's own files name the function",
-    }
 
 
 class Ranked(BaseModel):

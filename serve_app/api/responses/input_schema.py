@@ -3,7 +3,6 @@
 Source: https://platform.openai.com/docs/api-reference/responses/create (input)
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field
@@ -44,7 +43,6 @@ class InputText(StrictBody):
         description="Accepted, but not read: what the openai package has read from the text.",
     )
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"prompt_cache_breakpoint": ()}
     echoed: ClassVar[frozenset[str]] = IN_PARTS
 
     def add_to(self, turn: Turn, place: str) -> None:
@@ -69,11 +67,6 @@ class InputImage(StrictBody):
     type: Literal["input_image"]
     image_url: ImageUrl
     detail: ImageDetail = None
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "file_id": (),
-        "prompt_cache_breakpoint": (),
-    }
 
     def add_to(self, turn: Turn, place: str) -> None:
         """Append the image to a turn."""
@@ -105,8 +98,6 @@ class MessageItem(StrictBody):
     content: InputParts
     id: ItemId = None
     status: ItemStatus = None
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"phase": ("commentary", "final_answer")}
 
     def add_to(self, conversation: Conversation, place: str) -> None:
         """Append the message; the assistant's belongs to a turn with its reasoning and calls."""
@@ -157,11 +148,6 @@ class FunctionCallItem(StrictBody):
         description="Accepted, but not read: what the openai package has read from the arguments.",
     )
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "async": (False,),
-        "caller": ({"type": "direct"},),
-    }
-
     def add_to(self, conversation: Conversation, place: str) -> None:
         """Append the call to the assistant's turn."""
         name = whole_name(self.namespace, self.name, f"{place}.name")
@@ -178,8 +164,6 @@ class FunctionOutputItem(StrictBody):
     )
     id: ItemId = None
     status: ItemStatus = None
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"caller": ({"type": "direct"},)}
 
     def add_to(self, conversation: Conversation, place: str) -> None:
         """Append the result as a turn of its own."""
@@ -214,8 +198,6 @@ class ReasoningItem(StrictBody):
     )
     id: ItemId = None
     status: ItemStatus = None
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"encrypted_content": ("",)}
 
     def add_to(self, conversation: Conversation, place: str) -> None:
         """Append the reasoning to the assistant's turn."""

@@ -4,7 +4,7 @@ Source: https://platform.openai.com/docs/api-reference/responses
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -68,12 +68,6 @@ class FunctionTool(StrictBody):
     defer_loading: bool | None = Field(
         default=None, description="Accepted, but not read: the prompt describes all tools."
     )
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "allowed_callers": (["direct"],),
-        "async": (False,),
-        "output_schema": (),
-    }
 
     def to_tool(self) -> ToolBody:
         """Return the tool in the shape of chat completions."""
@@ -181,8 +175,6 @@ class TextConfig(StrictBody):
         Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None
     ) = None
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
-
 
 class ReasoningConfig(StrictBody):
     """How the model reasons."""
@@ -193,21 +185,9 @@ class ReasoningConfig(StrictBody):
         "header X-Raystream-Warning says so.",
     )
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "context": ("auto",),
-        "generate_summary": ("auto",),
-        "mode": ("standard",),
-        "summary": ("auto",),
-    }
-
 
 class ResponsesStreamOptions(StrictBody):
     """What a stream holds besides the answer."""
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
-
-
-_NOT_STORED = "requests and answers are not stored; send the whole conversation as input"
 
 
 class ResponsesRequest(StrictBody):
@@ -271,36 +251,6 @@ class ResponsesRequest(StrictBody):
         default=None,
         description="Accepted, but not read: prompts with a common beginning are found without it.",
     )
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "access_programs": (),
-        "background": (False,),
-        "context_management": ([],),
-        "conversation": (),
-        "image": (),
-        "max_tool_calls": (),
-        "moderation": (),
-        "previous_response_id": (),
-        "prompt": (),
-        "prompt_cache_options": (),
-        "prompt_cache_retention": (),
-        "service_tier": ("auto", "default"),
-        "top_logprobs": (0,),
-        "truncation": ("disabled",),
-    }
-
-    reasons: ClassVar[Mapping[str, str]] = {
-        "access_programs": "all requests have the same rights",
-        "background": "an answer comes while its client waits",
-        "context_management": "a conversation is read as it is sent",
-        "conversation": _NOT_STORED,
-        "image": "images are processed as the model's configuration says",
-        "max_tool_calls": "the client makes the calls",
-        "previous_response_id": _NOT_STORED,
-        "prompt": "there are no stored prompts",
-        "top_logprobs": "ask /v1/chat/completions for log-probabilities",
-        "truncation": "a prompt that is too long is refused, not cut",
-    }
 
     def to_conversation(self) -> Conversation:
         """Return the messages of the prompt, which know their places in the request."""

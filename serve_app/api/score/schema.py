@@ -3,8 +3,7 @@
 Source: https://docs.vllm.ai/en/stable/serving/openai_compatible_server/ (Score API)
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -20,32 +19,6 @@ class ScoreBody(CutTextsBody):
     )
     text_1: TextOrTexts = Field(description="One text, or as many as text_2 has.")
     text_2: TextOrTexts = Field(description="One text or several; each gets a score.")
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "activation": (True,),
-        "data_1": (),
-        "data_2": (),
-        "documents": (),
-        "instruction": (),
-        "items": (),
-        "mm_processor_kwargs": ({},),
-        "priority": (0,),
-        "queries": (),
-        "softmax": (True,),
-        "truncation_side": ("right",),
-        "use_activation": (True,),
-    }
-    reasons: ClassVar[Mapping[str, str]] = {
-        "activation": "the model's own files name the function",
-        "data_1": "send text_1",
-        "data_2": "send text_2",
-        "documents": "send text_2",
-        "instruction": "the model reads only the two texts",
-        "items": "send text_2",
-        "queries": "send text_1",
-        "softmax": "each pair is scored by itself",
-        "use_activation": "the model's own files name the function",
-    }
 
 
 class Score(BaseModel):

@@ -37,11 +37,6 @@ class AnyText(StrictBody):
 
     type: Literal["any_text"]
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "excludes": ([],),
-        "excluded_str": ([],),
-    }
-
 
 class JsonSchemaContent(StrictBody):
     """JSON that is valid by a schema."""
@@ -49,16 +44,12 @@ class JsonSchemaContent(StrictBody):
     type: Literal["json_schema"]
     json_schema: dict[str, Any]
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"style": ("json",)}
-
 
 class RegexContent(StrictBody):
     """Text that a regular expression matches, as long as possible."""
 
     type: Literal["regex"]
     pattern: str
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"excludes": ([],)}
 
 
 class GrammarContent(StrictBody):
@@ -102,8 +93,6 @@ class TriggeredTags(StrictBody):
     tags: list[Tag] = Field(min_length=1, max_length=MAX_NUM_PARTS)
     at_least_one: bool | None = None
     stop_after_first: bool | None = None
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"excludes": ([],)}
 
     @model_validator(mode="after")
     def _check_triggers(self) -> Self:

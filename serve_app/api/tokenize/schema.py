@@ -4,7 +4,7 @@ Source: https://docs.vllm.ai/en/stable/serving/openai_compatible_server/ (Tokeni
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import BaseModel, Field
 
@@ -48,11 +48,6 @@ class TokenizeBody(StrictBody):
 
     needs: ClassVar[Mapping[str, str]] = {"add_generation_prompt": "messages", "tools": "messages"}
     one_of: ClassVar[tuple[str, ...]] = ("prompt", "messages")
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "chat_template": (),
-        "continue_final_message": (False,),
-        "mm_processor_kwargs": ({},),
-    }
 
 
 class Tokens(BaseModel):

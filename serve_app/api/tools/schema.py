@@ -234,8 +234,6 @@ class ToolCallBody(StrictBody):
     function: CalledFunctionBody
     cache_control: CacheControl = None
 
-    # Clients that join the deltas of a stream leave the index in.
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"index": tuple(range(MAX_NUM_TOOLS))}
     echoed: ClassVar[frozenset[str]] = IN_CALLS
 
 

@@ -12,7 +12,7 @@ from serve_app.api.body.echoed_fields import (
     Nothing,
     carries_nothing,
 )
-from serve_app.api.body.unsupported_fields import REASONS
+from serve_app.api.body.unsupported_fields import UNSUPPORTED
 from serve_app.http.json_route import MAX_NUM_VALUES
 from tests.offenders import Offenders
 
@@ -60,4 +60,4 @@ def test_each_echoed_field_has_a_reason_for_its_refusal() -> None:
     with Offenders() as offenders:
         for name in sorted(IN_MESSAGES | IN_PARTS | IN_CALLS):
             with offenders.case(name):
-                assert REASONS[name]
+                assert UNSUPPORTED[name].why

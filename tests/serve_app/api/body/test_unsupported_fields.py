@@ -1,6 +1,7 @@
 """Compares bodies with the types of openai and anthropic, to notice fields that they add."""
 
 import re
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -8,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from serve_app.api.body.strict_body import StrictBody
-from serve_app.api.body.unsupported_fields import REASONS
+from serve_app.api.body.unsupported_fields import BODIES, UNSUPPORTED
 from serve_app.api.chat.schema import ChatRequest
 from serve_app.api.completions.schema import CompletionRequest
 from serve_app.api.messages.schema import (
@@ -57,7 +58,7 @@ def test_every_field_of_both_apis_is_honoured_or_refused_with_a_reason() -> None
                     assert field not in not_honoured
                 else:
                     assert field in not_honoured
-                    assert body.reasons.get(field) or REASONS[field]
+                    assert (body.unsupported.get(field) or UNSUPPORTED[field]).why
 
 
 async def test_an_unsupported_field_is_refused_by_name_unless_it_asks_for_nothing(
@@ -71,7 +72,7 @@ async def test_an_unsupported_field_is_refused_by_name_unless_it_asks_for_nothin
                 error = answer.json()["error"]
                 assert (answer.status_code, error["param"]) == (400, field)
                 assert error["code"] == "unsupported_parameter"
-                harmless = SURFACES[path][0].unsupported[field]
+                harmless = SURFACES[path][0].unsupported[field].harmless
                 for value in (None, *harmless):
                     assert (await client.post(path, json={**body, field: value})).status_code == 200
 
@@ -88,7 +89,7 @@ async def test_an_unsupported_field_of_anthropic_is_refused_by_name(
                 error = answer.json()["error"]
                 assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
                 assert error["message"].startswith(f"{field} is not supported here: ")
-                for value in (None, *kind.unsupported[field]):
+                for value in (None, *kind.unsupported[field].harmless):
                     assert (await client.post(path, json={**body, field: value})).status_code == 200
 
 
@@ -132,3 +133,10 @@ def test_the_hint_for_an_unknown_field_names_no_field_that_is_refused() -> None:
                         body.model_validate({misspelt: 1})
                     hint = re.search(r"Did you mean '(\w+)'", caught.value.errors()[0]["msg"])
                     assert hint is None or hint[1] in honoured
+
+
+def test_each_row_of_the_table_is_of_one_body() -> None:
+    names = Counter(body.__name__ for body in bodies_below(StrictBody))
+    assert {name: names[name] for name in BODIES} == dict.fromkeys(BODIES, 1)
+    known = {f"{body}.{field}" for body, fields in BODIES.items() for field in fields.split()}
+    assert {row for row in UNSUPPORTED if "." in row} <= known
