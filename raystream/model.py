@@ -24,8 +24,9 @@ from raystream.request import (
     read_body,
     working,
 )
+from serve_app.api.answers.reader import AnswerFinish
 from serve_app.api.chat.routes import OpenChat
-from serve_app.api.chat.schema import AnswerFinish, ChatCompletion, ChatRequest, ToolCallDelta
+from serve_app.api.chat.schema import ChatCompletion, ChatRequest, ToolCallDelta
 from serve_app.api.classify.routes import classified
 from serve_app.api.classify.schema import Classifications, ClassifyBody
 from serve_app.api.completions.routes import OpenCompletion

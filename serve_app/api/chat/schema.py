@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from deployments.contract.descriptions import ModelDescription
 from deployments.contract.messages import TemplatePairs
 from deployments.contract.sampling_params import MAX_NUM_TOP_LOGPROBS
+from serve_app.api.answers.reader import AnswerFinish
 from serve_app.api.openai.answer_schema import PROMPT_LOGPROBS, AnswerFields, Chunk
 from serve_app.api.openai.logprobs import ChoiceLogprobs, PromptPositions
 from serve_app.api.openai.prompt_schema import Messages
@@ -25,8 +26,6 @@ from serve_app.api.openai.usage import Usage
 from serve_app.api.tools.offer import ToolOffer
 from serve_app.api.tools.schema import AnswerToolCall, ToolChoiceField, Tools, to_offer
 from serve_app.config import LimitsConfig
-
-AnswerFinish = Literal["stop", "length", "tool_calls"]
 
 
 class ChatRequest(AnswerFields):

@@ -5,7 +5,8 @@ from typing import Protocol
 
 from deployments.contract.descriptions import ModelDescription
 from deployments.contract.messages import TemplatePairs
-from serve_app.api.blocks.reader import Block, BlockReader, Finished, joined
+from serve_app.api.answers.blocks import Block, BlockReader
+from serve_app.api.answers.reader import Finished
 from serve_app.api.intake.context import ApiContext
 from serve_app.api.intake.conversation import Conversation
 from serve_app.api.openai.sampling_schema import SamplingFields
@@ -69,10 +70,7 @@ class TranslatedAnswer:
             RaystreamError: The answer has failed.
         """
         (answer,), usage = await read_with_usage(self.choices, self.reasoning)
-        events = self.reader.feed(answer)
-        finish = events[-1]
-        assert isinstance(finish, Finished), "`read_to_end` returns only finished texts"
-        return joined(events), finish, usage
+        return *self.reader.read(answer), usage
 
 
 async def open_answer(

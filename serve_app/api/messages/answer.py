@@ -12,16 +12,9 @@ from typing import Any
 from pydantic_core import from_json
 
 from deployments.contract.errors import RaystreamError
-from deployments.contract.messages import ToolCall
 from deployments.contract.output import TextDelta
-from serve_app.api.blocks.reader import (
-    Block,
-    BlockEvent,
-    CallMade,
-    Finished,
-    ReasoningGained,
-    TextGained,
-)
+from serve_app.api.answers.blocks import Block, CallMade
+from serve_app.api.answers.reader import Finished, Reasoning
 from serve_app.api.intake.translated_answer import TranslatedAnswer
 from serve_app.api.messages.schema import (
     AnswerBlock,
@@ -35,6 +28,7 @@ from serve_app.api.messages.schema import (
 )
 from serve_app.api.messages.signature import UNSIGNED, carrying
 from serve_app.api.openai.usage import Usage, UsageTally
+from serve_app.api.tools.parsing.events import Text
 from serve_app.streaming.error_event import error_event
 from serve_app.streaming.sse import encode_typed
 
@@ -111,27 +105,27 @@ class MessageWriter:
         """Return the event of an error."""
         return error_event(error)
 
-    def _events(self, found: BlockEvent) -> Iterator[Fields]:
+    def _events(self, found: Block | Finished) -> Iterator[Fields]:
         if self._open is not None and (self._open is not type(found) or self._open is CallMade):
             yield from self._stop()
         match found:
             case Finished():
                 yield self._finish(found)
-            case ReasoningGained(text):
+            case Reasoning(text):
                 if self._open is None:
                     yield from self._start(found, AnswerThinking(thinking="", signature=""))
                 if self._omitted is None:
                     yield self._delta("thinking_delta", thinking=text)
                 else:
                     self._omitted.append(text)
-            case TextGained(text):
+            case Text(text):
                 if self._open is None:
                     yield from self._start(found, AnswerText(text=""))
                 yield self._delta("text_delta", text=text)
             case CallMade(call):
                 begun = AnswerToolUse(id=call.id, name=call.name, input={})
                 yield from self._start(found, begun)
-                yield self._delta("input_json_delta", partial_json=call.arguments)
+                yield self._delta("input_json_delta", partial_json=found.arguments)
 
     def _start(self, found: Block, block: AnswerBlock) -> Iterator[Fields]:
         self._open = type(found)
@@ -145,7 +139,7 @@ class MessageWriter:
         return {"type": "content_block_delta", "index": self._num_blocks, "delta": delta}
 
     def _stop(self) -> Iterator[Fields]:
-        if self._open is ReasoningGained:
+        if self._open is Reasoning:
             yield self._delta("signature_delta", signature=self._signature())
         yield {"type": "content_block_stop", "index": self._num_blocks}
         self._open = None
@@ -167,30 +161,32 @@ class MessageWriter:
 
 def _answer_block(block: Block, omits_thinking: bool) -> AnswerBlock:
     match block:
-        case ReasoningGained(text) if omits_thinking:
+        case Reasoning(text) if omits_thinking:
             return AnswerThinking(thinking="", signature=carrying(text))
-        case ReasoningGained(text):
+        case Reasoning(text):
             return AnswerThinking(thinking=text, signature=UNSIGNED)
-        case TextGained(text):
+        case Text(text):
             return AnswerText(text=text)
         case CallMade(call):
-            return AnswerToolUse(id=call.id, name=call.name, input=_input_of(call))
+            return AnswerToolUse(id=call.id, name=call.name, input=_input_of(block.arguments))
 
 
-def _input_of(call: ToolCall) -> dict[str, Any]:
+def _input_of(arguments: str) -> dict[str, Any]:
     """Return a call's arguments; of arguments that were cut, as much as had arrived."""
-    if not call.arguments:
+    if not arguments:
         return {}
-    found: dict[str, Any] = from_json(call.arguments, allow_partial="trailing-strings")
+    found: dict[str, Any] = from_json(arguments, allow_partial="trailing-strings")
     return found
 
 
 def _stop_reason(finish: Finished) -> StopReason:
-    if finish.reason == "length":
-        return "max_tokens"
-    if finish.has_called:
-        return "tool_use"
-    return "end_turn" if finish.stop is None else "stop_sequence"
+    match finish.reason:
+        case "length":
+            return "max_tokens"
+        case "tool_calls":
+            return "tool_use"
+        case "stop":
+            return "end_turn" if finish.stop is None else "stop_sequence"
 
 
 def _stop_sequence(finish: Finished) -> str | None:

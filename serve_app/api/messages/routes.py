@@ -5,7 +5,7 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 
 from deployments.contract.generation import TokenizeRequest
-from serve_app.api.blocks.stream import written_events
+from serve_app.api.answers.stream import written_events
 from serve_app.api.body.limits import check_prompts
 from serve_app.api.intake.context import ApiContext
 from serve_app.api.intake.translated_answer import open_answer

@@ -12,7 +12,7 @@ from deployments.contract.reasoning_format import (
     ReasoningFormat,
 )
 from deployments.contract.sampling_params import ReasoningTokens
-from serve_app.api.reasoning.parser import ReasoningParser, SplitText
+from serve_app.api.reasoning.parser import ReasoningParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,6 @@ class Separation:
     def parser(self) -> ReasoningParser:
         """Return a parser for one answer."""
         return ReasoningParser(self.format, self.prompt)
-
-    def split(self, text: str) -> SplitText:
-        """Return the two parts of a whole answer."""
-        parser = self.parser()
-        return parser.feed(text) + parser.finish()
 
     def counter(self) -> "ReasoningCounter":
         """Return a counter for one answer."""

@@ -12,14 +12,8 @@ from typing import Any
 
 from deployments.contract.errors import RaystreamError
 from deployments.contract.output import TextDelta
-from serve_app.api.blocks.reader import (
-    Block,
-    BlockEvent,
-    CallMade,
-    Finished,
-    ReasoningGained,
-    TextGained,
-)
+from serve_app.api.answers.blocks import Block, CallMade
+from serve_app.api.answers.reader import Finished, Reasoning
 from serve_app.api.intake.translated_answer import TranslatedAnswer
 from serve_app.api.openai.usage import Usage, UsageTally
 from serve_app.api.responses.schema import (
@@ -37,6 +31,7 @@ from serve_app.api.responses.schema import (
     ResponsesUsage,
     Status,
 )
+from serve_app.api.tools.parsing.events import Text
 from serve_app.streaming.sse import encode_typed
 
 Fields = dict[str, Any]
@@ -83,7 +78,7 @@ class ResponseWriter:
         self._reader = opened.reader
         self._tally = UsageTally(opened.choices, opened.reasoning)
         self._output: list[OutputItem] = []
-        self._open: type[ReasoningGained | TextGained] | None = None  # the item that goes on
+        self._open: type[Reasoning | Text] | None = None  # the item that goes on
         self._pieces: list[str] = []  # its text so far
         self._status: Status = "completed"
         self._num_events = 0
@@ -116,26 +111,26 @@ class ResponseWriter:
         self._num_events += 1
         return encode_typed(numbered)
 
-    def _events(self, found: BlockEvent) -> Iterator[bytes]:
+    def _events(self, found: Block | Finished) -> Iterator[bytes]:
         if isinstance(found, Finished):
             self._status = _status(found)
         if self._open is not None and self._open is not type(found):
             yield from self._close(self._open("".join(self._pieces)))
         if isinstance(found, CallMade):
             yield from self._call(found)
-        elif isinstance(found, ReasoningGained | TextGained):
+        elif isinstance(found, Reasoning | Text):
             if self._open is None:
                 yield from self._start(type(found))
             self._pieces.append(found.text)
             yield self._of_text(found, "delta", delta=found.text)
 
-    def _start(self, kind: type[ReasoningGained | TextGained]) -> Iterator[bytes]:
+    def _start(self, kind: type[Reasoning | Text]) -> Iterator[bytes]:
         self._open, self._pieces = kind, []
         item = self._item(kind(""), "in_progress")
         yield self._of_item("added", item.model_copy(update={"content": []}))
         yield self._of_part("added", item)
 
-    def _close(self, block: ReasoningGained | TextGained) -> Iterator[bytes]:
+    def _close(self, block: Reasoning | Text) -> Iterator[bytes]:
         item = self._item(block, self._status)
         yield self._of_text(block, "done", text=block.text)
         yield self._of_part("done", item)
@@ -169,10 +164,10 @@ class ResponseWriter:
         part = item.content[0].model_dump()
         return self._event(f"response.content_part.{what}", **place, part=part)
 
-    def _of_text(self, block: ReasoningGained | TextGained, what: str, **text: str) -> bytes:
+    def _of_text(self, block: Reasoning | Text, what: str, **text: str) -> bytes:
         index = len(self._output)
         place = {"item_id": _item_id(self._begun.id, index), "output_index": index}
-        if isinstance(block, TextGained):
+        if isinstance(block, Text):
             kind, logprobs = "response.output_text", {"logprobs": list[None]()}
         else:
             kind, logprobs = "response.reasoning_text", {}
@@ -197,9 +192,9 @@ def _item(
     """
     id_ = _item_id(response_id, index)
     match block:
-        case ReasoningGained(text):
+        case Reasoning(text):
             return OutputReasoning(id=id_, status=status, content=[OutputReasoningText(text=text)])
-        case TextGained(text):
+        case Text(text):
             return OutputMessage(id=id_, status=status, content=[OutputText(text=text)])
         case CallMade(call, is_whole):
             namespace, name = namespaced.get(call.name, (None, call.name))
@@ -209,7 +204,7 @@ def _item(
                 call_id=call.id,
                 name=name,
                 namespace=namespace,
-                arguments=call.arguments,
+                arguments=block.arguments,
             )
 
 

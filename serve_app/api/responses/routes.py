@@ -4,7 +4,7 @@ from typing import Final
 
 from fastapi import APIRouter, Request
 
-from serve_app.api.blocks.stream import written_events
+from serve_app.api.answers.stream import written_events
 from serve_app.api.intake.context import ApiContext
 from serve_app.api.intake.translated_answer import open_answer
 from serve_app.api.responses.answer import ResponseWriter, whole_response

@@ -17,7 +17,6 @@ from serve_app.api.structured.tool_grammar import (
     Write,
     check_grammar,
 )
-from serve_app.api.tools.parsing.answer import ToolAnswer
 from serve_app.api.tools.parsing.parser import ToolCallParser
 
 
@@ -81,13 +80,6 @@ class ToolOffer:
         if self.format is None:
             return None
         return ToolCallParser(self.format, self.names, self.max_calls, must_call=self.must_call)
-
-    def read(self, text: str, *, is_cut: bool = False) -> ToolAnswer:
-        """Return the text and calls of a whole answer; see `ToolCallParser.finish`."""
-        parser = self.parser()
-        if parser is None or self.format is None:
-            return ToolAnswer(text, ())
-        return ToolAnswer.of([*parser.feed(text), *parser.finish(is_cut=is_cut)], self.format)
 
     def is_guiding(self, sampling: SamplingParams) -> bool:
         """Return whether `guide` would change anything."""

@@ -13,10 +13,10 @@ from deployments.contract.tool_call_format import (
     MISTRAL,
     ToolCallFormat,
 )
-from serve_app.api.tools.parsing.answer import ToolAnswer
 from serve_app.api.tools.parsing.events import (
     ArgumentsGained,
     CallBroken,
+    CallCut,
     CallEnded,
     CallStarted,
     Event,
@@ -35,8 +35,23 @@ Call = tuple[str, str]
 def parse(
     known: ToolCallFormat, pieces: list[str], max_calls: int | None = None
 ) -> tuple[str, list[Call]]:
-    answer = ToolAnswer.of(events(known, pieces, max_calls), known)
-    return answer.text, [(call.name, call.arguments) for call in answer.calls]
+    return put_together(events(known, pieces, max_calls))
+
+
+def put_together(told: list[Event]) -> tuple[str, list[Call]]:
+    """Return the text and the calls of an answer; a broken call becomes text."""
+    text, calls = "", list[Call]()
+    for event in told:
+        match event:
+            case Text(gained) | CallBroken(_, gained):
+                text += gained
+            case CallStarted(_, name):
+                begun, arguments = name, ""
+            case ArgumentsGained(_, gained):
+                arguments += gained
+            case CallEnded() | CallCut():
+                calls.append((begun, arguments))
+    return text, calls
 
 
 def events(known: ToolCallFormat, pieces: list[str], max_calls: int | None = None) -> list[Event]:
@@ -145,9 +160,9 @@ def test_where_a_text_is_cut_off_does_not_depend_on_its_pieces(
     def cut(pieces: list[str]) -> tuple[str, list[Call]]:
         parser = ToolCallParser(known, NAMES, must_call=must_call)
         told = [event for piece in pieces for event in parser.feed(piece)]
-        answer = ToolAnswer.of([*told, *parser.finish(is_cut=True)], known)
-        assert answer.num_whole in (len(answer.calls), len(answer.calls) - 1)
-        return answer.text, [(call.name, call.arguments) for call in answer.calls]
+        told += parser.finish(is_cut=True)
+        assert all(not isinstance(event, CallCut) for event in told[:-1])
+        return put_together(told)
 
     content, calls = cut([text])
     assert cut(split(text, places)) == (content, calls)

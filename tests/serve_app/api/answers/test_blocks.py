@@ -10,18 +10,12 @@ from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.reasoning_format import REASONING_FORMATS, PromptReasoning
 from deployments.contract.sampling_params import ReasoningTokens
 from deployments.contract.tool_call_format import FORMATS
-from serve_app.api.blocks.reader import (
-    Block,
-    BlockReader,
-    CallMade,
-    Finished,
-    ReasoningGained,
-    TextGained,
-    joined,
-)
+from serve_app.api.answers.blocks import Block, BlockReader, CallMade, joined
+from serve_app.api.answers.reader import Finished, Reasoning
 from serve_app.api.reasoning.separation import Separation
 from serve_app.api.structured.tool_grammar import OfferedFunction
 from serve_app.api.tools.offer import ToolOffer
+from serve_app.api.tools.parsing.events import Text
 
 TOOL = Tool("f", None, "{}")
 OFFER = ToolOffer((TOOL,), (OfferedFunction(TOOL, False, "tools[0]"),), FORMATS["hermes"])
@@ -62,7 +56,7 @@ def test_the_blocks_do_not_depend_on_the_pieces_that_the_text_arrives_in(
 @given(st.lists(PIECES, max_size=8), FINISHES)
 def test_no_block_is_empty_and_texts_are_joined(pieces: list[str], finish: FinishReason) -> None:
     blocks, _ = read(pieces, finish)
-    texts = [block for block in blocks if isinstance(block, TextGained | ReasoningGained)]
+    texts = [block for block in blocks if isinstance(block, Text | Reasoning)]
     assert all(block.text for block in texts)
     assert not any(
         type(block) is type(following) and not isinstance(block, CallMade)
@@ -72,15 +66,15 @@ def test_no_block_is_empty_and_texts_are_joined(pieces: list[str], finish: Finis
 
 def test_reasoning_text_and_calls_come_in_the_order_of_the_text() -> None:
     blocks, finished = read(["<think>Hm.</think>Well. ", CALL], FinishReason.STOP)
-    assert [type(block) for block in blocks] == [ReasoningGained, TextGained, CallMade]
-    assert (finished.reason, finished.has_called, finished.stop) == ("stop", True, None)
+    assert [type(block) for block in blocks] == [Reasoning, Text, CallMade]
+    assert (finished.reason, finished.stop) == ("tool_calls", None)
 
 
 def test_a_cut_call_is_not_whole_and_does_not_count_as_a_call() -> None:
     (block,), finished = read([CALL[:45]], FinishReason.LENGTH)
     assert isinstance(block, CallMade)
     assert not block.is_whole
-    assert (finished.reason, finished.has_called) == ("length", False)
+    assert finished.reason == "length"
 
 
 @pytest.mark.parametrize("written", ["{a: 1", '{"a": foo', '{"a": "C:\\q", ', ""])
@@ -88,11 +82,11 @@ def test_of_a_cut_call_whose_arguments_are_no_json_nothing_is_told(written: str)
     text = f'<tool_call>\n{{"name": "f", "arguments": {written}'
     (block,), _ = read([text], FinishReason.LENGTH)
     assert isinstance(block, CallMade)
-    assert (block.call.arguments, block.is_whole) == ("", False)
+    assert (block.arguments, block.is_whole) == ("", False)
 
 
 def test_half_a_surrogate_pair_is_replaced_in_the_arguments_of_a_call() -> None:
     text = CALL.replace("1", r'"\ud83d \ud83d\ude00"')
     (block,), _ = read([text], FinishReason.STOP)
     assert isinstance(block, CallMade)
-    assert from_json(block.call.arguments) == {"a": "\ufffd \U0001f600"}
+    assert from_json(block.arguments) == {"a": "\ufffd \U0001f600"}

@@ -1,0 +1,134 @@
+"""Reads an answer: turns its deltas into events, in the order of the text.
+
+The reasoning comes first. Then come texts and calls; a call begins, its arguments grow, and it
+ends. It may also be cut by the answer's maximum length, or break, and then it was text. The finish
+comes last. The surfaces frame these events, and `blocks` puts those of a call together.
+"""
+
+import secrets
+import string
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from deployments.contract.output import TextDelta
+from deployments.contract.tool_call_format import ToolCallFormat
+from serve_app.api.reasoning.parser import SplitText
+from serve_app.api.reasoning.separation import Separation
+from serve_app.api.tools.offer import ToolOffer
+from serve_app.api.tools.parsing.events import (
+    ArgumentsGained,
+    CallBroken,
+    CallCut,
+    CallEnded,
+    CallStarted,
+    Event,
+    Text,
+)
+from serve_app.backends.streams.text_stream import TrueFinish, true_finish
+from serve_app.http.request_record import note_finish
+
+CALL_ID_LENGTH = 24
+_LETTERS_AND_DIGITS = string.ascii_letters + string.digits
+
+AnswerFinish = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """More of the reasoning; never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """A call has begun: the function's name is known.
+
+    Attributes:
+        index: The call's place among the calls of the answer, from 0.
+        id: Names it in the next request.
+        name: One of the offered functions.
+    """
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of the answer.
+
+    Attributes:
+        reason: Why it ended; `tool_calls` if it ended by itself and holds a whole call.
+        stop: The stop string that ended the text, if one did.
+    """
+
+    reason: AnswerFinish
+    stop: str | None
+
+
+AnswerEvent = (
+    Reasoning | Text | CallBegun | ArgumentsGained | CallEnded | CallCut | CallBroken | Finished
+)
+
+
+class AnswerReader:
+    """Reads one answer."""
+
+    def __init__(self, offer: ToolOffer, reasoning: Separation | None) -> None:
+        """Start before the answer.
+
+        Args:
+            offer: How calls are found.
+            reasoning: How reasoning is separated; None if it is not.
+        """
+        self._splitter = None if reasoning is None else reasoning.parser()
+        self._parser = offer.parser()
+        self._format = offer.format
+        self._has_called = False
+
+    def feed(self, delta: TextDelta) -> list[AnswerEvent]:
+        """Return what a delta adds.
+
+        Raises:
+            RaystreamError: The answer has failed; see `true_finish`.
+        """
+        finish = true_finish(delta)
+        split = self._split(delta.text, is_last=finish is not None)
+        found: list[AnswerEvent] = [Reasoning(split.reasoning)] if split.reasoning else []
+        found += self._answer(split.content, finish)
+        if finish is not None:
+            reason: AnswerFinish = "tool_calls" if self._has_called and finish == "stop" else finish
+            note_finish(reason)
+            found.append(Finished(reason, delta.stop))
+        return found
+
+    def _split(self, text: str, *, is_last: bool) -> SplitText:
+        if self._splitter is None:
+            return SplitText(content=text)
+        split = self._splitter.feed(text)
+        return split + self._splitter.finish() if is_last else split
+
+    def _answer(self, text: str, finish: TrueFinish | None) -> Iterable[AnswerEvent]:
+        if self._parser is None:
+            return [Text(text)] if text else []
+        events = self._parser.feed(text)
+        if finish is not None:
+            events += self._parser.finish(is_cut=finish == "length")
+        self._has_called |= any(isinstance(event, CallEnded) for event in events)
+        return map(self._named, events)
+
+    def _named(self, event: Event) -> AnswerEvent:
+        if not isinstance(event, CallStarted):
+            return event
+        assert self._format is not None, "calls are found only by their format"
+        return CallBegun(event.index, new_call_id(self._format), event.name)
+
+
+def new_call_id(known: ToolCallFormat) -> str:
+    """Return a random id for a call, in the form that the model's chat template accepts."""
+    length = known.call_id_length
+    drawn = "".join(secrets.choice(_LETTERS_AND_DIGITS) for _ in range(length or CALL_ID_LENGTH))
+    return drawn if length else f"call_{drawn}"

@@ -1,1 +1,0 @@
-"""The blocks that an answer consists of, for APIs that tell them apart: Messages and Responses."""
