@@ -54,22 +54,22 @@ def check_num_choices(num_choices: int, limits: LimitsConfig) -> None:
         )
 
 
-def check_stops(stops: Sequence[str], limits: LimitsConfig) -> None:
-    """Refuse stop strings that are too many or too long.
+def check_stops(stops: Sequence[str], limits: LimitsConfig, param: str) -> None:
+    """Refuse stop strings that are too many or too long; the error names the field `param`.
 
     Raises:
         InvalidRequestError: They exceed `max_num_stops` or `max_stop_bytes`.
     """
     if len(stops) > limits.max_num_stops:
         raise InvalidRequestError(
-            f"stop must hold at most {limits.max_num_stops} strings (limits.max_num_stops).",
-            "stop",
+            f"{param} must hold at most {limits.max_num_stops} strings (limits.max_num_stops).",
+            param,
         )
     if any(num_utf8_bytes(stop) > limits.max_stop_bytes for stop in stops):
         raise InvalidRequestError(
             f"A stop string must have at most {limits.max_stop_bytes} bytes "
             "(limits.max_stop_bytes).",
-            "stop",
+            param,
         )
 
 

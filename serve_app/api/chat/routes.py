@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from serve_app.api.chat.answer import ChatFramer, whole_answer
 from serve_app.api.chat.schema import ChatChunk, ChatCompletion, ChatRequest
 from serve_app.api.intake.context import ApiContext
+from serve_app.api.intake.open_answer import open_answer
 from serve_app.api.openai.answer_stream import AnswerHead, ChunkWriter, answer_events
 from serve_app.api.openai.resumption import Resumable
 from serve_app.api.reasoning.separation import Separation
@@ -51,26 +52,11 @@ class OpenChat:
         Raises:
             RaystreamError: The request was refused, or no replica could take it.
         """
-        model = await context.models.find(body.model)
-        prompt = await context.prompts.read(body.messages, model)
-        offer = body.to_offer(context.limits, model.description)
-        choices = await context.streams.open_choices(
-            model,
-            [prompt],
-            body,
-            request_id,
-            body.n or 1,
-            offer,
-            body.to_template_kwargs(model.description),
-            model.description.reasoning,
-        )
-        reasoning = Separation.of(
-            model.description, choices.reasoning, body.include_reasoning is not False
-        )
+        opened = await open_answer(context, body, request_id)
         head = AnswerHead.begin(
-            f"chatcmpl-{request_id}", model.description.id, choices, context.clock
+            f"chatcmpl-{request_id}", opened.model.description.id, opened.choices, context.clock
         )
-        return cls(head, choices, offer, reasoning, body.prompt_logprobs)
+        return cls(head, opened.choices, opened.offer, opened.reasoning, body.prompt_logprobs)
 
     def framer(self) -> ChatFramer:
         """Return what makes the choices of a stream's chunks."""
@@ -111,7 +97,7 @@ class ChatApi:
 
         With the id of an event in Last-Event-ID, send only what follows that event.
         """
-        resumable = Resumable.of(body, body.n or 1, request.headers, self._context.clock)
+        resumable = Resumable.of(body, body.num_choices, request.headers, self._context.clock)
         if resumable is not None and resumable.is_done:
             return Response(status_code=HTTPStatus.NO_CONTENT)
         return await self._context.answer(

@@ -3,7 +3,7 @@
 Source: https://platform.openai.com/docs/api-reference/chat
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
@@ -13,9 +13,10 @@ from deployments.contract.descriptions import ModelDescription
 from deployments.contract.messages import TemplatePairs
 from deployments.contract.sampling_params import MAX_NUM_TOP_LOGPROBS
 from serve_app.api.answers.reader import AnswerFinish
+from serve_app.api.conversation import Conversation
 from serve_app.api.openai.answer_schema import PROMPT_LOGPROBS, AnswerFields, Chunk
 from serve_app.api.openai.logprobs import ChoiceLogprobs, PromptPositions
-from serve_app.api.openai.prompt_schema import Messages
+from serve_app.api.openai.prompt_schema import Messages, conversation_of
 from serve_app.api.openai.template_schema import (
     TEMPLATE_KWARGS_DESCRIPTION,
     ReasoningEffort,
@@ -24,7 +25,14 @@ from serve_app.api.openai.template_schema import (
 )
 from serve_app.api.openai.usage import Usage
 from serve_app.api.tools.offer import ToolOffer
-from serve_app.api.tools.schema import AnswerToolCall, ToolChoiceField, Tools, to_offer
+from serve_app.api.tools.schema import (
+    AnswerToolCall,
+    ToolChoiceField,
+    Tools,
+    chosen,
+    placed,
+    to_offer,
+)
 from serve_app.config import LimitsConfig
 
 
@@ -93,9 +101,21 @@ class ChatRequest(AnswerFields):
             )
         return self
 
+    separates_reasoning: ClassVar[bool] = True
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """Whether the client gets the reasoning."""
+        return self.include_reasoning is not False
+
+    def to_prompts(self, limits: LimitsConfig) -> Sequence[Conversation]:
+        """Return the conversation."""
+        return (conversation_of(self.messages),)
+
     def to_offer(self, limits: LimitsConfig, model: ModelDescription) -> ToolOffer:
         """Return the functions that the model may call; see `tools.schema.to_offer`."""
-        return to_offer(self.tools, self.tool_choice, self.parallel_tool_calls, limits, model)
+        choice = chosen(self.tool_choice, self.parallel_tool_calls)
+        return to_offer(placed(self.tools), choice, limits, model)
 
     def to_template_kwargs(self, model: ModelDescription) -> TemplatePairs:
         """Return values for the chat template, those of `reasoning_effort` included."""

@@ -13,11 +13,11 @@ from deployments.contract.sampling_params import MAX_NUM_PROMPT_LOGPROBS
 from serve_app.api.completions.answer import CompletionFramer, whole_answer
 from serve_app.api.completions.schema import Completion, CompletionChunk, CompletionRequest
 from serve_app.api.intake.context import ApiContext
+from serve_app.api.intake.open_answer import open_answer
 from serve_app.api.openai.answer_stream import AnswerHead, ChunkWriter, answer_events
 from serve_app.api.openai.resumption import Resumable
 from serve_app.backends.models.catalog import ServedModel
 from serve_app.backends.streams.choices import Choices
-from serve_app.config import LimitsConfig
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_id import request_id_of
 from serve_app.http.route_docs import event_stream
@@ -55,10 +55,14 @@ class OpenCompletion:
         Raises:
             RaystreamError: The request was refused, or no replica could take it.
         """
-        model = await context.models.find(body.model)
-        _require_room(len(body.prompts) * (body.n or 1), context.limits)
-        choices = await _open(context, model, body, request_id)
-        echoes = await _echoes(body.prompts, model, choices) if body.echo else None
+        opened = await open_answer(context, body, request_id)
+        model, choices = opened.model, opened.choices
+        try:
+            _check_prompt_logprobs(choices, body)
+            echoes = await _texts(body.prompts, model) if body.echo else None
+        except BaseException:
+            await choices.aclose()
+            raise
         head = AnswerHead.begin(f"cmpl-{request_id}", model.description.id, choices, context.clock)
         return cls(head, choices, body, echoes)
 
@@ -101,7 +105,7 @@ class CompletionsApi:
 
         With the id of an event in Last-Event-ID, send only what follows that event.
         """
-        num_answers = len(body.prompts) * (body.n or 1)
+        num_answers = len(body.prompts) * body.num_choices
         resumable = Resumable.of(body, num_answers, request.headers, self._context.clock)
         if resumable is not None and resumable.is_done:
             return Response(status_code=HTTPStatus.NO_CONTENT)
@@ -124,42 +128,6 @@ class CompletionsApi:
         return EventStreamResponse(events, choices, sleep=context.clock.sleep)
 
 
-async def _open(
-    context: ApiContext, model: ServedModel, fields: CompletionRequest, request_id: str
-) -> Choices:
-    """Open the streams of all answers.
-
-    Raises:
-        InvalidRequestError: The answers would hold too many log-probabilities of prompts; it names
-            the client's own field.
-        RaystreamError: See `StreamOpener.open_choices`.
-    """
-    try:
-        choices = await context.streams.open_choices(
-            model, fields.prompts, fields, request_id, fields.n or 1
-        )
-    except InvalidRequestError as error:
-        if error.param != "prompt_logprobs":
-            raise
-        raise InvalidRequestError(error.message, fields.prompt_logprobs_param) from None
-    try:
-        _check_prompt_logprobs(choices, fields)
-    except InvalidRequestError:
-        await choices.aclose()
-        raise
-    return choices
-
-
-def _require_room(num_answers: int, limits: LimitsConfig) -> None:
-    most = limits.max_num_prompts
-    if num_answers > most:
-        raise InvalidRequestError(
-            f"The prompts, each n times, need {num_answers} answers; one request may have at "
-            f"most {most} (limits.max_num_prompts). Send several requests.",
-            "prompt",
-        )
-
-
 def _check_prompt_logprobs(choices: Choices, fields: CompletionRequest) -> None:
     """Refuse more log-probabilities of prompts than one answer may hold.
 
@@ -179,21 +147,6 @@ def _check_prompt_logprobs(choices: Choices, fields: CompletionRequest) -> None:
             "several requests.",
             fields.prompt_logprobs_param,
         )
-
-
-async def _echoes(
-    prompts: Sequence[str | tuple[int, ...]], model: ServedModel, choices: Choices
-) -> list[str]:
-    """Return the prompts' texts; if that fails, close the choices, whose streams are open.
-
-    Raises:
-        RaystreamError: See `_texts`.
-    """
-    try:
-        return await _texts(prompts, model)
-    except BaseException:
-        await choices.aclose()
-        raise
 
 
 async def _texts(prompts: Sequence[str | tuple[int, ...]], model: ServedModel) -> list[str]:

@@ -3,18 +3,20 @@
 Source: https://platform.openai.com/docs/api-reference/completions
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from deployments.contract.errors import InvalidRequestError
 from deployments.contract.sampling_params import MAX_NUM_TOP_LOGPROBS
 from serve_app.api.openai.answer_schema import PROMPT_LOGPROBS, AnswerFields, Chunk
 from serve_app.api.openai.logprobs import CompletionLogprobs, PromptPositions
 from serve_app.api.openai.text_schema import PROMPT_FORMS, PromptTokenIds, Text
 from serve_app.api.openai.usage import Usage
 from serve_app.backends.streams.text_stream import TrueFinish
-from serve_app.config import MAX_NUM_CHOICES
+from serve_app.config import MAX_NUM_CHOICES, LimitsConfig
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default, and vLLM's."""
@@ -78,6 +80,26 @@ class CompletionRequest(AnswerFields):
                 {"field": "best_of"},
             )
         return self
+
+    @property
+    def renamed(self) -> Mapping[str, str]:
+        """The field that an error about the log-probabilities of prompts names."""
+        return {"prompt_logprobs": self.prompt_logprobs_param}
+
+    def to_prompts(self, limits: LimitsConfig) -> list[str | tuple[int, ...]]:
+        """Return the prompts.
+
+        Raises:
+            InvalidRequestError: They need too many answers.
+        """
+        num_answers, most = len(self.prompts) * self.num_choices, limits.max_num_prompts
+        if num_answers > most:
+            raise InvalidRequestError(
+                f"The prompts, each n times, need {num_answers} answers; one request may have at "
+                f"most {most} (limits.max_num_prompts). Send several requests.",
+                "prompt",
+            )
+        return self.prompts
 
     @property
     def prompts(self) -> list[str | tuple[int, ...]]:

@@ -12,16 +12,14 @@ from deployments.contract.descriptions import ReasoningDescription
 from deployments.contract.errors import InvalidRequestError
 from deployments.contract.gen_ai_spans import operation_of
 from deployments.contract.generation import GenerationRequest
-from deployments.contract.messages import TemplatePairs
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.api.body.limits import Prompt, check_num_choices, check_prompts, check_stops
-from serve_app.api.openai.sampling_schema import SamplingFields
+from serve_app.api.generation_body import GenerationBody
 from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.unheld import describe
 from serve_app.api.tools.hosted import left_out_warnings
-from serve_app.api.tools.offer import NO_TOOLS, ToolOffer
+from serve_app.api.tools.offer import ToolOffer
 from serve_app.backends.models.catalog import ServedModel
-from serve_app.backends.replicas.generation import GenerationStream
 from serve_app.backends.streams.choices import Choices
 from serve_app.backends.streams.deadlines import arrival_s, first_deadline
 from serve_app.http.request_record import note_operation, note_prompt, note_warnings
@@ -38,59 +36,29 @@ class StreamOpener:
         self._grammars = grammars
         self._schemas = schemas
 
-    async def open_stream(
-        self,
-        model: ServedModel,
-        prompt: Prompt,
-        fields: SamplingFields,
-        request_id: str,
-        template_kwargs: TemplatePairs = (),
-    ) -> GenerationStream:
-        """Open the stream of one answer.
-
-        Raises:
-            RaystreamError: The request was refused, or no replica could take it.
-        """
-        check_prompts([prompt], self._limits)
-        sampling = await self._to_sampling(fields, model)
-        request = GenerationRequest(
-            request_id,
-            prompt,
-            sampling,
-            template_kwargs=template_kwargs,
-            length_param=self._length_param(fields),
-            trace=note_operation(operation_of(prompt)),
-        )
-        stream = await model.backend.generate(request)
-        note_prompt(stream.num_prompt_tokens)
-        return stream
-
-    async def open_choices(
+    async def open(
         self,
         model: ServedModel,
         prompts: Sequence[Prompt],
-        fields: SamplingFields,
+        body: GenerationBody,
+        offer: ToolOffer,
         request_id: str,
-        num_per_prompt: int,
-        offer: ToolOffer = NO_TOOLS,
-        template_kwargs: TemplatePairs = (),
-        reasoning: ReasoningDescription | None = None,
-        max_reasoning_tokens: int | None = None,
     ) -> Choices:
-        """Open a stream for each of several answers to each prompt.
+        """Open a stream for each answer to each prompt.
 
-        The first answer to a prompt is the one that `open_stream` gives. If `reasoning` is given,
-        answers may reason before the text that a grammar binds, with at most
-        `max_reasoning_tokens`.
+        Where the surface separates reasoning, answers may reason before the text that a grammar
+        binds.
 
         Raises:
             RaystreamError: The request was refused, or no replica could take it.
         """
+        template_kwargs = body.to_template_kwargs(model.description)
         check_prompts(prompts, self._limits)
-        check_num_choices(num_per_prompt, self._limits)
-        sampling = await self._to_sampling(fields, model, offer)
-        if reasoning is not None:
-            sampling = _with_reasoning(sampling, reasoning, max_reasoning_tokens)
+        check_num_choices(body.num_choices, self._limits)
+        sampling = await self._to_sampling(body, model, offer)
+        if body.separates_reasoning and model.description.reasoning is not None:
+            reasoning = model.description.reasoning
+            sampling = _with_reasoning(sampling, reasoning, body.max_reasoning_tokens)
         trace = note_operation(operation_of(prompts[0]))
         requests = [
             GenerationRequest(
@@ -98,24 +66,21 @@ class StreamOpener:
                 prompt,
                 sampling.of_choice(index),
                 tools=offer.tools,
-                default_max_tokens=fields.default_max_tokens,
-                length_param=self._length_param(fields),
+                default_max_tokens=body.default_max_tokens,
+                # A length that is too long is lowered, or the error names its field.
+                length_param=None if self._limits.clamp_max_tokens else body.length_param,
                 template_kwargs=template_kwargs,
                 trace=trace,
             )
             for prompt in prompts
-            for index in range(num_per_prompt)
+            for index in range(body.num_choices)
         ]
         choices = await Choices.of(model.backend, requests, len(prompts))
         note_prompt(choices.num_prompt_tokens)
         return choices
 
-    def _length_param(self, fields: SamplingFields) -> str | None:
-        """Return the field to name if it asks for too many tokens; None if it is lowered then."""
-        return None if self._limits.clamp_max_tokens else fields.length_param
-
     async def _to_sampling(
-        self, fields: SamplingFields, model: ServedModel, offer: ToolOffer = NO_TOOLS
+        self, body: GenerationBody, model: ServedModel, offer: ToolOffer
     ) -> SamplingParams:
         """Return the engine's parameters, with the grammar of the text and of tool calls.
 
@@ -123,21 +88,21 @@ class StreamOpener:
             InvalidRequestError: A field can't be honoured.
             OverloadedError: Too many schemas wait to be compiled.
         """
-        sampling = fields.to_sampling(model.description.default_sampling)
-        check_stops(sampling.stop, self._limits)
-        if offer.must_call and fields.constraining_field is not None:
+        sampling = body.to_sampling(model.description.default_sampling)
+        check_stops(sampling.stop, self._limits, body.stop_param)
+        if offer.must_call and body.constraining_field is not None:
             raise InvalidRequestError(
-                f"{fields.constraining_field} constrains the answer's text, but tool_choice makes "
+                f"{body.constraining_field} constrains the answer's text, but tool_choice makes "
                 "the answer a call. Leave one of the two out.",
-                fields.constraining_field,
+                body.constraining_field,
             )
         unheld: tuple[str, ...] = ()
-        if fields.is_constrained:
-            grammar = await self._compile(fields.to_grammar, self._grammars)
+        if body.is_constrained:
+            grammar = await self._compile(body.to_grammar, self._grammars)
             if grammar is not None:
                 sampling, unheld = replace(sampling, grammar=grammar.text), grammar.unheld
         if offer.is_guiding(sampling):
-            field = fields.constraining_field or "response_format"
+            field = body.constraining_field or body.format_param
             guided = await self._compile(offer.guide, sampling, self._grammars, field)
             sampling, unheld = guided.sampling, (*unheld, *guided.unheld)
         note_warnings((*describe(unheld), *left_out_warnings(offer.left_out)))

@@ -15,7 +15,7 @@ from deployments.contract.errors import RaystreamError
 from deployments.contract.output import TextDelta
 from serve_app.api.answers.blocks import Block, CallMade
 from serve_app.api.answers.reader import Finished, Reasoning
-from serve_app.api.intake.translated_answer import TranslatedAnswer
+from serve_app.api.intake.open_answer import OpenAnswer
 from serve_app.api.messages.schema import (
     AnswerBlock,
     AnswerText,
@@ -35,9 +35,7 @@ from serve_app.streaming.sse import encode_typed
 Fields = dict[str, Any]
 
 
-async def whole_message(
-    id_: str, opened: TranslatedAnswer, omits_thinking: bool = False
-) -> Message:
+async def whole_message(id_: str, opened: OpenAnswer, omits_thinking: bool = False) -> Message:
     """Read the answer to its end and return it.
 
     Args:
@@ -51,7 +49,7 @@ async def whole_message(
     blocks, finish, usage = await opened.read()
     return Message(
         id=id_,
-        model=opened.model_id,
+        model=opened.model.description.id,
         content=[_answer_block(block, omits_thinking) for block in blocks],
         stop_reason=_stop_reason(finish),
         stop_sequence=_stop_sequence(finish),
@@ -65,12 +63,12 @@ class MessageWriter:
     def __init__(
         self,
         id_: str,
-        opened: TranslatedAnswer,
+        opened: OpenAnswer,
         omits_thinking: bool = False,
     ) -> None:
         """Start before the answer; see `whole_message`."""
-        self._id, self._model = id_, opened.model_id
-        self._reader = opened.reader
+        self._id, self._model = id_, opened.model.description.id
+        self._reader = opened.reader()
         self._tally = UsageTally(opened.choices, opened.reasoning)
         self._num_blocks = 0
         self._open: type[Block] | None = None  # the kind of the block that goes on

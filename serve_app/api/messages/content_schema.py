@@ -4,7 +4,7 @@ Source: https://docs.claude.com/en/api/messages
 """
 
 import json
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -12,14 +12,9 @@ from pydantic_core import PydanticCustomError
 from serve_app.api.body.cache_control import CacheControl
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.body.wrong_type import wrong_type
-from serve_app.api.intake.conversation import Conversation, Turn
+from serve_app.api.conversation import Conversation, Turn
 from serve_app.api.messages.signature import carried
-from serve_app.api.openai.prompt_schema import (
-    ImagePartBody,
-    ImageUrlBody,
-    TextPartBody,
-    refuse_many_parts,
-)
+from serve_app.api.openai.prompt_schema import refuse_many_parts
 from serve_app.api.tools.schema import MAX_CALL_ID_LENGTH, FunctionName
 from serve_app.images.images import media_type_of
 
@@ -41,7 +36,7 @@ class TextBlock(StrictBody):
 
     def add_to(self, turn: Turn, place: str) -> None:
         """Append the text to a turn."""
-        turn.add(TextPartBody(type="text", text=self.text), place)
+        turn.add_text(self.text)
 
 
 class Base64Source(StrictBody):
@@ -93,8 +88,7 @@ class ImageBlock(StrictBody):
 
     def add_to(self, turn: Turn, place: str) -> None:
         """Append the image to a turn."""
-        url = ImageUrlBody(url=self.source.address)
-        turn.add(ImagePartBody(type="image_url", image_url=url), place)
+        turn.add_image(self.source.address, place, "source")
 
 
 class ThinkingBlock(StrictBody):
@@ -110,7 +104,7 @@ class ThinkingBlock(StrictBody):
 
     def add_to(self, turn: Turn, place: str) -> None:
         """Append the reasoning to a turn."""
-        turn.think(self.thinking or carried(self.signature))
+        turn.reasoning += self.thinking or carried(self.signature)
 
 
 class ToolUseBlock(StrictBody):
@@ -167,7 +161,7 @@ class ToolResultBlock(StrictBody):
 
     def add_result(self, conversation: Conversation, place: str) -> None:
         """Append the result as a turn of its own."""
-        turn = conversation.result(self.tool_use_id, place)
+        turn = conversation.result(self.tool_use_id, place, "tool_use_id")
         for at, block in enumerate(self.content):
             block.add_to(turn, f"{place}.content[{at}]")
 
@@ -254,14 +248,3 @@ MessageTurns = Annotated[
     Field(min_length=1, fail_fast=True),
     BeforeValidator(_count_blocks),
 ]
-
-NAMES: Final = (
-    (r"\.image_url\.url$", ".source"),
-    (r"\.tool_call_id$", ".tool_use_id"),
-    (r"\.(tool_calls|role|id)$", ""),
-    (r"\.function\.parameters", ".input_schema"),
-    (r"\.function\b", ""),
-    (r"^stop$", "stop_sequences"),
-    (r"^response_format\b", "output_config.format"),
-)
-"""Chat completions' names of fields, and Anthropic's; see `Conversation`."""

@@ -4,11 +4,9 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
-from deployments.contract.generation import TokenizeRequest
 from serve_app.api.answers.stream import written_events
-from serve_app.api.body.limits import check_prompts
 from serve_app.api.intake.context import ApiContext
-from serve_app.api.intake.translated_answer import open_answer
+from serve_app.api.intake.open_answer import open_answer, tokenize
 from serve_app.api.messages.answer import MessageWriter, whole_message
 from serve_app.api.messages.schema import (
     Message,
@@ -86,15 +84,7 @@ class MessagesApi:
         """Return the number of tokens that the model would read; nothing is generated."""
         context = self._context
         model = await context.models.find(body.model)
-        conversation = body.to_conversation()
-        with conversation.renaming():
-            prompt = await context.prompts.read(conversation.bodies(), model)
-            check_prompts([prompt], context.limits)
-            offer = body.to_offer(context.limits, model.description)
-            kwargs = body.to_template_kwargs(model.description)
-            found = await model.backend.tokenize(
-                TokenizeRequest(prompt, tools=offer.tools, template_kwargs=kwargs)
-            )
+        found = await tokenize(context, body, model)
         return TokenCount(input_tokens=len(found.token_ids))
 
     async def _answer(

@@ -4,7 +4,8 @@ Source: https://docs.claude.com/en/api/messages
 Source: https://docs.claude.com/en/api/messages-count-tokens
 """
 
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -22,19 +23,20 @@ from deployments.contract.messages import TemplatePairs
 from deployments.contract.sampling_params import MAX_NUM_STOPS
 from serve_app.api.body.cache_control import CacheControl
 from serve_app.api.body.strict_body import StrictBody
-from serve_app.api.intake.conversation import Conversation
-from serve_app.api.messages.content_schema import NAMES, MessageTurns, Texts, add_system
-from serve_app.api.openai.sampling_schema import SamplingFields
+from serve_app.api.conversation import Conversation
+from serve_app.api.generation_body import GenerationBody
+from serve_app.api.messages.content_schema import MessageTurns, Texts, add_system
 from serve_app.api.openai.template_schema import effort_kwargs
-from serve_app.api.structured.response_format import JsonSchemaFormat, NamedSchema
+from serve_app.api.structured.answer_grammar import AnswerGrammar, GrammarSettings
+from serve_app.api.structured.json_schema_grammar import LENIENT, json_schema_grammar
+from serve_app.api.structured.tool_grammar import OfferedFunction
 from serve_app.api.tools.hosted import ANTHROPIC_HOSTED, AnthropicHostedTool, ToolTypes
-from serve_app.api.tools.offer import ToolOffer
+from serve_app.api.tools.offer import ToolChoice, ToolOffer
 from serve_app.api.tools.schema import (
-    ChosenFunction,
     FunctionName,
-    ToolBody,
-    ToolChoiceBody,
     ToolList,
+    offered_function,
+    placed,
     to_offer,
 )
 from serve_app.config import LimitsConfig
@@ -69,9 +71,11 @@ class MessagesTool(StrictBody):
         default=None, description="Accepted, but the model does not see them."
     )
 
-    def to_tool(self) -> ToolBody:
-        """Return the tool in the shape of chat completions."""
-        return ToolBody.of(self.name, self.description, self.input_schema, self.strict)
+    def offered(self, place: str) -> OfferedFunction:
+        """Return the function of the tool at a place; see `offered_function`."""
+        return offered_function(
+            self.name, self.description, self.input_schema, self.strict, place, "input_schema"
+        )
 
 
 TOOL_TYPES: Final = ToolTypes(
@@ -92,15 +96,20 @@ class CallingChoice(StrictBody):
         default=None, description="True: an answer ends with its first call."
     )
 
+    @property
+    def is_parallel(self) -> bool:
+        """Whether an answer may hold several calls."""
+        return self.disable_parallel_tool_use is not True
+
 
 class AutoChoice(CallingChoice):
     """The model may call tools."""
 
     type: Literal["auto"]
 
-    def to_choice(self) -> ToolChoiceBody:
-        """Return the choice in the shape of chat completions."""
-        return ToolChoiceBody(type="auto")
+    def chosen(self) -> ToolChoice:
+        """Return the choice."""
+        return ToolChoice(is_parallel=self.is_parallel)
 
 
 class AnyChoice(CallingChoice):
@@ -108,9 +117,9 @@ class AnyChoice(CallingChoice):
 
     type: Literal["any"]
 
-    def to_choice(self) -> ToolChoiceBody:
-        """Return the choice in the shape of chat completions."""
-        return ToolChoiceBody(type="required")
+    def chosen(self) -> ToolChoice:
+        """Return the choice."""
+        return ToolChoice(must_call=True, is_parallel=self.is_parallel)
 
 
 class NamedChoice(CallingChoice):
@@ -119,9 +128,9 @@ class NamedChoice(CallingChoice):
     type: Literal["tool"]
     name: FunctionName
 
-    def to_choice(self) -> ToolChoiceBody:
-        """Return the choice in the shape of chat completions."""
-        return ToolChoiceBody(type="function", function=ChosenFunction(name=self.name))
+    def chosen(self) -> ToolChoice:
+        """Return the choice."""
+        return ToolChoice(True, frozenset({self.name}), False, names_param="tool_choice.name")
 
 
 class NoChoice(StrictBody):
@@ -129,9 +138,9 @@ class NoChoice(StrictBody):
 
     type: Literal["none"]
 
-    def to_choice(self) -> ToolChoiceBody:
-        """Return the choice in the shape of chat completions."""
-        return ToolChoiceBody(type="none")
+    def chosen(self) -> ToolChoice:
+        """Return the choice."""
+        return ToolChoice(forbids=True)
 
 
 class Thinking(StrictBody):
@@ -182,12 +191,9 @@ class Metadata(StrictBody):
     user_id: str | None = Field(default=None, description="Accepted, but neither kept nor read.")
 
 
-class PromptFields(StrictBody):
+class PromptFields(GenerationBody):
     """The fields that the prompt is made of."""
 
-    model: str | None = Field(
-        default=None, description="Null means the first model that generates."
-    )
     messages: MessageTurns = Field(
         description="The last is the user's: an answer always begins a turn."
     )
@@ -206,8 +212,8 @@ class PromptFields(StrictBody):
         default=None, description="Accepted, but not read: a conversation is read as it is sent."
     )
 
-    def to_conversation(self) -> Conversation:
-        """Return the messages of the prompt, which know their places in the request.
+    def to_prompts(self, limits: LimitsConfig) -> Sequence[Conversation]:
+        """Return the conversation.
 
         Raises:
             InvalidRequestError: The last message is the assistant's.
@@ -218,11 +224,11 @@ class PromptFields(StrictBody):
                 "with the user's.",
                 f"messages[{len(self.messages) - 1}].role",
             )
-        conversation = Conversation(NAMES)
+        conversation = Conversation()
         add_system(self.system or [], conversation, "system", "system")
         for at, message in enumerate(self.messages):
             message.add_to(conversation, f"messages[{at}]")
-        return conversation
+        return (conversation,)
 
     def to_offer(self, limits: LimitsConfig, model: ModelDescription) -> ToolOffer:
         """Return the functions that the model may call; see `tools.schema.to_offer`.
@@ -233,12 +239,8 @@ class PromptFields(StrictBody):
         chosen = self.tool_choice
         if isinstance(chosen, AnyChoice) and not self.tools:
             raise InvalidRequestError("tool_choice 'any' needs tools.", "tool_choice")
-        choice = None if chosen is None else chosen.to_choice()
-        is_single = isinstance(chosen, CallingChoice) and chosen.disable_parallel_tool_use is True
-        tools = [
-            tool.to_tool() if isinstance(tool, MessagesTool) else tool for tool in self.tools or ()
-        ]
-        return to_offer(tools, choice, not is_single, limits, model)
+        choice = ToolChoice() if chosen is None else chosen.chosen()
+        return to_offer(placed(self.tools), choice, limits, model)
 
     def to_template_kwargs(self, model: ModelDescription) -> TemplatePairs:
         """Return values for the chat template: those of `thinking` and of the effort."""
@@ -287,20 +289,30 @@ class MessagesRequest(PromptFields):
         """Whether the answer tells its reasoning only in signatures."""
         return self.thinking is not None and self.thinking.display == "omitted"
 
-    def to_fields(self) -> SamplingFields:
-        """Return the fields of sampling, in the shape of chat completions."""
+    stop_param: ClassVar[str] = "stop_sequences"
+    format_param: ClassVar[str] = "output_config.format"
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether `to_grammar` has something to compile."""
+        return self.output_config is not None and self.output_config.format is not None
+
+    def to_grammar(self, settings: GrammarSettings) -> AnswerGrammar | None:
+        """Return the grammar of the text; see `GenerationBody`."""
         output = None if self.output_config is None else self.output_config.format
-        named = None if output is None else NamedSchema(name="output", schema=output.schema_)
-        return SamplingFields(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            stop=self.stop_sequences,
-            response_format=None
-            if named is None
-            else JsonSchemaFormat(type="json_schema", json_schema=named),
-        )
+        if output is None:
+            return None
+        return json_schema_grammar(output.schema_, settings, self.format_param, LENIENT)
+
+    def sampling(self) -> Mapping[str, Any]:
+        """Return the parameters of `SamplingParams` by name; see `GenerationBody`."""
+        return {
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": 0 if self.top_k == -1 else self.top_k,
+            "stop": None if self.stop_sequences is None else tuple(self.stop_sequences),
+        }
 
 
 class AnswerText(BaseModel):

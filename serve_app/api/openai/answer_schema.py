@@ -31,11 +31,8 @@ class StreamOptions(StrictBody):
 
 
 class AnswerFields(SamplingFields):
-    """Which model answers, how many times, and whether as a stream."""
+    """How many answers, and whether as a stream."""
 
-    model: str | None = Field(
-        default=None, description="Null means the first model that generates."
-    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(
@@ -56,6 +53,11 @@ class AnswerFields(SamplingFields):
     needs: ClassVar[Mapping[str, str]] = {**SamplingFields.needs, "stream_options": "stream"}
 
     excludes: ClassVar[Mapping[str, str]] = {"stream": "prompt_logprobs"}
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
 
     @property
     def num_prompt_logprobs_wanted(self) -> int | None:

@@ -15,9 +15,8 @@ from serve_app.api.body.cache_control import CacheControl
 from serve_app.api.body.echoed_fields import IN_MESSAGES, IN_PARTS, Nothing, carries_nothing
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.body.wrong_type import wrong_type
+from serve_app.api.conversation import Conversation, Turn
 from serve_app.api.tools.schema import MAX_CALL_ID_LENGTH, ToolCallBody
-
-Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 MAX_NUM_TOKEN_IDS = 2**20
 """More than any model's context length; a body has room for ten times as many."""
@@ -36,6 +35,10 @@ class TextPartBody(StrictBody):
     cache_control: CacheControl = None
 
     echoed: ClassVar[frozenset[str]] = IN_PARTS
+
+    def add_to(self, turn: Turn, place: str) -> None:
+        """Append the text to a turn."""
+        turn.add_text(self.text)
 
 
 ImageUrl = Annotated[
@@ -69,6 +72,10 @@ class ImagePartBody(StrictBody):
     cache_control: CacheControl = None
 
     echoed: ClassVar[frozenset[str]] = IN_PARTS
+
+    def add_to(self, turn: Turn, place: str) -> None:
+        """Append the image to a turn."""
+        turn.add_image(self.image_url.url, place, "image_url.url")
 
 
 _NO_REASONING: Final[dict[str, Any]] = {
@@ -116,6 +123,10 @@ class RefusalPartBody(StrictBody):
 
     echoed: ClassVar[frozenset[str]] = IN_PARTS
 
+    def add_to(self, turn: Turn, place: str) -> None:
+        """Append the text to a turn."""
+        turn.add_refusal(self.refusal, place)
+
 
 PartBody = Annotated[TextPartBody | ImagePartBody | RefusalPartBody, Field(discriminator="type")]
 
@@ -152,7 +163,9 @@ class MessageBody(StrictBody):
 
     model_config = ConfigDict(json_schema_extra=_RULES)
 
-    role: Role = Field(description="developer means system; tool holds the result of a call.")
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="developer means system; tool holds the result of a call."
+    )
     # Lists are validated up to the first error: all errors of a large body would fill the memory.
     content: Annotated[
         list[PartBody],
@@ -199,6 +212,30 @@ class MessageBody(StrictBody):
         if found or copied is None or self.role != "assistant":
             return found
         return copied.reasoning_content or copied.reasoning
+
+    def turn(self, place: str) -> Turn:
+        """Return the turn that the message at a place is.
+
+        Raises:
+            InvalidRequestError: Another's message than the assistant's holds a refusal.
+        """
+        turn = Turn(
+            "system" if self.role == "developer" else self.role,
+            place,
+            self.tool_call_id,
+            id_place=f"{place}.tool_call_id",
+            tools_place=f"{place}.{'role' if self.role == 'tool' else 'tool_calls'}",
+            reasoning=self.thoughts or "",
+        )
+        for at, part in enumerate(self.content):
+            part.add_to(turn, f"{place}.content[{at}]")
+        if self.refusal:
+            turn.add_text(self.refusal)
+        for at, call in enumerate(self.tool_calls or ()):
+            function = call.function
+            id_place = f"{place}.tool_calls[{at}].id"
+            turn.call(call.id, function.name, function.arguments, id_place)
+        return turn
 
     @model_validator(mode="after")
     def _check_role(self) -> Self:
@@ -259,6 +296,22 @@ def refuse_many_parts(num_parts: int) -> None:
 Messages = Annotated[
     list[MessageBody], Field(min_length=1, fail_fast=True), BeforeValidator(_check_num_parts)
 ]
+
+
+def conversation_of(messages: list[MessageBody]) -> Conversation:
+    """Return the messages of a request as a conversation.
+
+    Raises:
+        InvalidRequestError: Another's message than the assistant's holds a refusal.
+    """
+    return Conversation([body.turn(f"messages[{at}]") for at, body in enumerate(messages)])
+
+
+def prompt_or_conversation(
+    prompt: str | None, messages: list[MessageBody] | None
+) -> Conversation | str:
+    """Return the one of the two that a request holds, the messages as a conversation."""
+    return conversation_of(messages or []) if prompt is None else prompt
 
 
 def _check_num_ids(token_ids: Any) -> Any:

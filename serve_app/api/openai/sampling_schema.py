@@ -3,10 +3,8 @@
 `SamplingParams` checks the bounds. A field that a request leaves out takes the model's default.
 """
 
-import random
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -21,10 +19,9 @@ from deployments.contract.sampling_params import (
     MAX_PENALTY,
     MAX_REPETITION_PENALTY,
     MIN_REPETITION_PENALTY,
-    InvalidParameterError,
-    SamplingParams,
 )
 from serve_app.api.body.wrong_type import wrong_type
+from serve_app.api.generation_body import GenerationBody
 from serve_app.api.structured.answer_grammar import AnswerGrammar, GrammarSettings
 from serve_app.api.structured.response_format import ResponseFormat, to_grammar
 from serve_app.api.structured.structured_outputs import (
@@ -83,7 +80,7 @@ def _bounded(value: Any) -> Any:
     return value
 
 
-class SamplingFields(StructuredFields):
+class SamplingFields(StructuredFields, GenerationBody):
     """How tokens are sampled and when the text ends. Null means the model's default."""
 
     max_tokens: int | None = Field(
@@ -163,16 +160,6 @@ class SamplingFields(StructuredFields):
         return self.max_tokens
 
     @property
-    def length_param(self) -> str:
-        """The name of the field that `num_tokens_wanted` comes from."""
-        return "max_tokens"
-
-    @property
-    def default_max_tokens(self) -> int | None:
-        """Most tokens of the answer if the request sets no limit; None means the model's limit."""
-        return None
-
-    @property
     def num_logprobs_wanted(self) -> int | None:
         """How many of the likeliest tokens to return at each position; None: no logprobs."""
         return None
@@ -182,6 +169,7 @@ class SamplingFields(StructuredFields):
         """The same for the prompt's positions; None: no logprobs of the prompt."""
         return None
 
+    separates_reasoning: ClassVar[bool] = False
     at_most_one: ClassVar[tuple[str, ...]] = (
         "response_format",
         "structured_outputs",
@@ -203,16 +191,9 @@ class SamplingFields(StructuredFields):
             return to_grammar(self.response_format, settings)
         return structured_grammar(self, settings)
 
-    def to_sampling(self, defaults: SamplingParams) -> SamplingParams:
-        """Return the engine's parameters, with a random seed if the request sets none.
-
-        Args:
-            defaults: The model's defaults.
-
-        Raises:
-            InvalidRequestError: A value is out of bounds.
-        """
-        given: dict[str, Any] = {
+    def sampling(self) -> Mapping[str, Any]:
+        """Return the parameters of `SamplingParams` by name; see `GenerationBody`."""
+        return {
             "max_tokens": self.num_tokens_wanted,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -228,15 +209,9 @@ class SamplingFields(StructuredFields):
             "stop": None if self.stop is None else tuple(self.stop),
             "stop_token_ids": _frozen(self.stop_token_ids),
             "ignore_eos": self.ignore_eos,
-            # OpenAI's seeds may be negative, ours may not. Seeds need no secure random numbers,
-            # and asking the system for those would let other threads run first.
-            "seed": random.getrandbits(63) if self.seed is None else self.seed & MAX_SEED,
+            # OpenAI's seeds may be negative, ours may not.
+            "seed": None if self.seed is None else self.seed & MAX_SEED,
         }
-        try:
-            return replace(defaults, **{key: given[key] for key in given if given[key] is not None})
-        except InvalidParameterError as error:
-            message = error.message.replace("max_tokens", self.length_param)
-            raise InvalidRequestError(message, error.param) from None
 
 
 def _to_pairs(logit_bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

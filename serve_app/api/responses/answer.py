@@ -14,7 +14,7 @@ from deployments.contract.errors import RaystreamError
 from deployments.contract.output import TextDelta
 from serve_app.api.answers.blocks import Block, CallMade
 from serve_app.api.answers.reader import Finished, Reasoning
-from serve_app.api.intake.translated_answer import TranslatedAnswer
+from serve_app.api.intake.open_answer import OpenAnswer
 from serve_app.api.openai.usage import Usage, UsageTally
 from serve_app.api.responses.schema import (
     IncompleteDetails,
@@ -42,7 +42,7 @@ Namespaced = Mapping[str, tuple[str, str]]
 
 
 async def whole_response(
-    begun: ResponseBody, opened: TranslatedAnswer, namespaced: Namespaced
+    begun: ResponseBody, opened: OpenAnswer, namespaced: Namespaced
 ) -> ResponseBody:
     """Read the answer to its end and return it.
 
@@ -69,13 +69,13 @@ class ResponseWriter:
     def __init__(
         self,
         begun: ResponseBody,
-        opened: TranslatedAnswer,
+        opened: OpenAnswer,
         namespaced: Namespaced,
     ) -> None:
         """Start before the answer; see `whole_response`."""
         self._begun = begun
         self._namespaced = namespaced
-        self._reader = opened.reader
+        self._reader = opened.reader()
         self._tally = UsageTally(opened.choices, opened.reasoning)
         self._output: list[OutputItem] = []
         self._open: type[Reasoning | Text] | None = None  # the item that goes on

@@ -3,7 +3,7 @@
 Source: https://platform.openai.com/docs/api-reference/responses/create (input)
 """
 
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -11,14 +11,10 @@ from deployments.contract.errors import InvalidRequestError
 from serve_app.api.body.echoed_fields import IN_PARTS
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.body.wrong_type import wrong_type
-from serve_app.api.intake.conversation import Conversation, Turn
+from serve_app.api.conversation import Conversation, Turn
 from serve_app.api.openai.prompt_schema import (
     ImageDetail,
-    ImagePartBody,
     ImageUrl,
-    ImageUrlBody,
-    RefusalPartBody,
-    TextPartBody,
     refuse_many_parts,
 )
 from serve_app.api.tools.schema import MAX_CALL_ID_LENGTH, MAX_NAME_LENGTH, FunctionName
@@ -47,7 +43,7 @@ class InputText(StrictBody):
 
     def add_to(self, turn: Turn, place: str) -> None:
         """Append the text to a turn."""
-        turn.add(TextPartBody(type="text", text=self.text), place)
+        turn.add_text(self.text)
 
 
 class InputRefusal(StrictBody):
@@ -58,7 +54,7 @@ class InputRefusal(StrictBody):
 
     def add_to(self, turn: Turn, place: str) -> None:
         """Append the text to a turn."""
-        turn.add(RefusalPartBody(type="refusal", refusal=self.refusal), place)
+        turn.add_refusal(self.refusal, place)
 
 
 class InputImage(StrictBody):
@@ -70,7 +66,7 @@ class InputImage(StrictBody):
 
     def add_to(self, turn: Turn, place: str) -> None:
         """Append the image to a turn."""
-        turn.add(ImagePartBody(type="image_url", image_url=ImageUrlBody(url=self.image_url)), place)
+        turn.add_image(self.image_url, place, "image_url")
 
 
 def _parts(content: Any) -> Any:
@@ -167,7 +163,7 @@ class FunctionOutputItem(StrictBody):
 
     def add_to(self, conversation: Conversation, place: str) -> None:
         """Append the result as a turn of its own."""
-        turn = conversation.result(self.call_id, place)
+        turn = conversation.result(self.call_id, place, "call_id")
         for at, part in enumerate(self.output):
             part.add_to(turn, f"{place}.output[{at}]")
 
@@ -203,7 +199,7 @@ class ReasoningItem(StrictBody):
         """Append the reasoning to the assistant's turn."""
         turn = conversation.turn("assistant", place)
         for part in self.content or self.summary:
-            turn.think(part.text)
+            turn.reasoning += part.text
 
 
 InputItem = Annotated[
@@ -243,14 +239,3 @@ Input = Annotated[
         _items, json_schema_input_type=str | Annotated[list[InputItem], Field(min_length=1)]
     ),
 ]
-
-NAMES: Final = (
-    (r"\.image_url\.url$", ".image_url"),
-    (r"\.tool_call_id$", ".call_id"),
-    (r"\.(tool_calls|role|id)$", ""),
-    (r"\.(function|allowed_tools)\b", ""),
-    (r"^messages$", "input"),
-    (r"^max_tokens$", "max_output_tokens"),
-    (r"^response_format\b(\.json_schema)?", "text.format"),
-)
-"""Chat completions' names of fields, and those of responses; see `Conversation`."""

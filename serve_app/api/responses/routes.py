@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 
 from serve_app.api.answers.stream import written_events
 from serve_app.api.intake.context import ApiContext
-from serve_app.api.intake.translated_answer import open_answer
+from serve_app.api.intake.open_answer import open_answer
 from serve_app.api.responses.answer import ResponseWriter, whole_response
 from serve_app.api.responses.schema import ResponseBody, ResponsesEvent, ResponsesRequest
 from serve_app.http.json_route import JsonRoute
@@ -59,7 +59,8 @@ class ResponsesApi:
     ) -> ResponseBody | EventStreamResponse:
         found = await open_answer(self._context, body, request_id)
         clock = self._context.clock
-        begun = ResponseBody.begin(f"resp_{request_id}", int(clock.unix_s()), found.model_id, body)
+        model_id = found.model.description.id
+        begun = ResponseBody.begin(f"resp_{request_id}", int(clock.unix_s()), model_id, body)
         if not body.stream:
             return await whole_response(begun, found, body.namespaced)
         events = written_events(found.choices, ResponseWriter(begun, found, body.namespaced))

@@ -3,8 +3,8 @@
 Source: https://platform.openai.com/docs/api-reference/responses
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -20,35 +20,33 @@ from deployments.contract.descriptions import ModelDescription
 from deployments.contract.messages import TemplatePairs
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.body.wrong_type import wrong_type
-from serve_app.api.intake.conversation import Conversation
-from serve_app.api.openai.prompt_schema import TextPartBody
-from serve_app.api.openai.sampling_schema import SamplingFields
+from serve_app.api.conversation import Conversation
+from serve_app.api.generation_body import GenerationBody
 from serve_app.api.openai.template_schema import ReasoningEffort, effort_kwargs
-from serve_app.api.responses.input_schema import NAMES, Input, whole_name
+from serve_app.api.responses.input_schema import Input, whole_name
+from serve_app.api.structured.answer_grammar import AnswerGrammar, GrammarSettings
 from serve_app.api.structured.response_format import (
     JsonObjectFormat,
-    JsonSchemaFormat,
     NamedSchema,
     TextFormat,
+    to_grammar,
 )
+from serve_app.api.structured.tool_grammar import OfferedFunction
 from serve_app.api.tools.hosted import (
     OPENAI_HOSTED,
     HostedTool,
     OpenAiHostedTool,
     ToolTypes,
 )
-from serve_app.api.tools.offer import ToolOffer
+from serve_app.api.tools.offer import ToolChoice, ToolOffer
 from serve_app.api.tools.schema import (
-    AllowedTool,
-    AllowedTools,
-    ChosenFunction,
     FunctionName,
     FunctionOrHosted,
     FunctionParameters,
     FunctionStrict,
-    ToolBody,
-    ToolChoiceBody,
+    Placed,
     ToolList,
+    offered_function,
     to_offer,
 )
 from serve_app.config import LimitsConfig
@@ -69,9 +67,9 @@ class FunctionTool(StrictBody):
         default=None, description="Accepted, but not read: the prompt describes all tools."
     )
 
-    def to_tool(self) -> ToolBody:
-        """Return the tool in the shape of chat completions."""
-        return ToolBody.of(self.name, self.description, self.parameters, self.strict)
+    def offered(self, place: str) -> OfferedFunction:
+        """Return the function of the tool at a place; see `offered_function`."""
+        return offered_function(self.name, self.description, self.parameters, self.strict, place)
 
 
 FUNCTIONS_ONLY: Final = ToolTypes(("function",), None, "a namespace holds functions")
@@ -115,15 +113,10 @@ class AllowedFunctions(StrictBody):
     mode: Literal["auto", "required"]
     tools: ToolList[FunctionOrHosted[NamedFunction]]
 
-    def to_choice(self) -> ToolChoiceBody:
-        """Return the choice in the shape of chat completions."""
-        named: list[AllowedTool | OpenAiHostedTool] = [
-            AllowedTool(type="function", function=ChosenFunction(name=tool.name))
-            for tool in self.tools
-            if isinstance(tool, NamedFunction)
-        ]
-        allowed = AllowedTools(mode=self.mode, tools=named)
-        return ToolChoiceBody(type="allowed_tools", allowed_tools=allowed)
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the functions."""
+        return frozenset(tool.name for tool in self.tools if isinstance(tool, NamedFunction))
 
 
 Metadata = Annotated[
@@ -190,12 +183,9 @@ class ResponsesStreamOptions(StrictBody):
     """What a stream holds besides the answer."""
 
 
-class ResponsesRequest(StrictBody):
+class ResponsesRequest(GenerationBody):
     """A request for the next response of a conversation."""
 
-    model: str | None = Field(
-        default=None, description="Null means the first model that generates."
-    )
     input: Input = Field(description="The user's text, or the items of the conversation.")
     instructions: str | None = Field(
         default=None, description="Instructions before the conversation."
@@ -252,24 +242,25 @@ class ResponsesRequest(StrictBody):
         description="Accepted, but not read: prompts with a common beginning are found without it.",
     )
 
-    def to_conversation(self) -> Conversation:
-        """Return the messages of the prompt, which know their places in the request."""
-        conversation = Conversation(NAMES)
+    @property
+    def renamed(self) -> Mapping[str, str]:
+        """The field that an error about the messages names."""
+        return {"messages": "input"}
+
+    def to_prompts(self, limits: LimitsConfig) -> Sequence[Conversation]:
+        """Return the conversation."""
+        conversation = Conversation()
         if self.instructions:
-            part = TextPartBody(type="text", text=self.instructions)
-            conversation.turn("system", "instructions").add(part, "instructions")
+            conversation.turn("system", "instructions").add_text(self.instructions)
         for at, item in enumerate(self.input):
             item.add_to(conversation, f"input[{at}]")
-        return conversation
+        return (conversation,)
 
     def to_offer(self, limits: LimitsConfig, model: ModelDescription) -> ToolOffer:
         """Return the functions that the model may call; see `tools.schema.to_offer`."""
-        offered = list(self._tools())
-        tools = [tool for _, tool in offered]
-        places = [place for place, _ in offered]
-        return to_offer(tools, self._choice(), self.parallel_tool_calls, limits, model, places)
+        return to_offer(list(self._tools()), self._chosen(), limits, model)
 
-    def _tools(self) -> Iterator[tuple[str, ToolBody | HostedTool]]:
+    def _tools(self) -> Iterator[Placed]:
         """Yield each tool with its place; those of a namespace by their whole names.
 
         Raises:
@@ -277,15 +268,13 @@ class ResponsesRequest(StrictBody):
         """
         for at, tool in enumerate(self.tools or ()):
             place = f"tools[{at}]"
-            if isinstance(tool, FunctionTool):
-                yield place, tool.to_tool()
-            elif isinstance(tool, NamespaceTool):
-                for within, function in enumerate(tool.tools):
-                    where = f"{place}.tools[{within}]"
-                    name = whole_name(tool.name, function.name, f"{where}.name")
-                    yield where, function.model_copy(update={"name": name}).to_tool()
-            else:
+            if not isinstance(tool, NamespaceTool):
                 yield place, tool
+                continue
+            for within, function in enumerate(tool.tools):
+                where = f"{place}.tools[{within}]"
+                name = whole_name(tool.name, function.name, f"{where}.name")
+                yield where, function.model_copy(update={"name": name})
 
     @property
     def namespaced(self) -> Mapping[str, tuple[str, str]]:
@@ -297,42 +286,51 @@ class ResponsesRequest(StrictBody):
             for function in tool.tools
         }
 
-    def _choice(self) -> ToolChoiceBody | None:
+    def _chosen(self) -> ToolChoice:
+        is_parallel = self.parallel_tool_calls is not False
         match self.tool_choice:
-            case None:
-                return None
             case NamedFunction(name=name):
-                return ToolChoiceBody(type="function", function=ChosenFunction(name=name))
+                return ToolChoice(True, frozenset({name}), False, names_param="tool_choice.name")
             case AllowedFunctions() as allowed:
-                return allowed.to_choice()
+                return ToolChoice(
+                    allowed.mode == "required",
+                    allowed.names,
+                    is_parallel,
+                    hides_others=True,
+                    names_param="tool_choice.tools",
+                )
             case mode:
-                return ToolChoiceBody(type=mode)
+                return ToolChoice(mode == "required", None, is_parallel, forbids=mode == "none")
 
     def to_template_kwargs(self, model: ModelDescription) -> TemplatePairs:
         """Return values for the chat template by which the model makes the effort."""
         effort = None if self.reasoning is None else self.reasoning.effort
         return tuple(effort_kwargs(effort, model, "reasoning.effort").items())
 
+    format_param: ClassVar[str] = "text.format"
+
     @property
-    def max_reasoning_tokens(self) -> int | None:
-        """None: OpenAI has no such field here."""
-        return None
+    def length_param(self) -> str:
+        """The name of the field that holds the most tokens of the answer."""
+        return "max_output_tokens"
 
-    def to_fields(self) -> SamplingFields:
-        """Return the fields of sampling, in the shape of chat completions."""
-        return SamplingFields(
-            max_tokens=self.max_output_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            response_format=self._format(),
-        )
+    @property
+    def is_constrained(self) -> bool:
+        """Whether `to_grammar` has something to compile."""
+        return self.text is not None and self.text.format is not None
 
-    def _format(self) -> TextFormat | JsonObjectFormat | JsonSchemaFormat | None:
+    def to_grammar(self, settings: GrammarSettings) -> AnswerGrammar | None:
+        """Return the grammar of the text; see `GenerationBody`."""
         wanted = None if self.text is None else self.text.format
-        if not isinstance(wanted, SchemaFormat):
-            return wanted
-        named = NamedSchema(name=wanted.name, schema=wanted.schema_, strict=wanted.strict)
-        return JsonSchemaFormat(type="json_schema", json_schema=named)
+        return None if wanted is None else to_grammar(wanted, settings, self.format_param)
+
+    def sampling(self) -> Mapping[str, Any]:
+        """Return the parameters of `SamplingParams` by name; see `GenerationBody`."""
+        return {
+            "max_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+        }
 
 
 class OutputText(BaseModel):

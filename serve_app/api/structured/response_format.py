@@ -65,8 +65,15 @@ ResponseFormat = Annotated[
 ]
 
 
-def to_grammar(format: ResponseFormat, settings: GrammarSettings) -> AnswerGrammar | None:
+def to_grammar(
+    format: ResponseFormat | NamedSchema, settings: GrammarSettings, param: str = FIELD
+) -> AnswerGrammar | None:
     """Return the grammar; None allows any text. Call it in a `schema_executor`.
+
+    Args:
+        format: The form of the text.
+        settings: The bounds on schemas.
+        param: The request's field that holds it.
 
     Raises:
         InvalidRequestError: The schema is too large or can't be honoured.
@@ -75,10 +82,11 @@ def to_grammar(format: ResponseFormat, settings: GrammarSettings) -> AnswerGramm
         case TextFormat():
             return None
         case JsonObjectFormat():
-            return json_schema_grammar(ANY_OBJECT, settings, FIELD)
+            return json_schema_grammar(ANY_OBJECT, settings, param)
         case JsonSchemaFormat():
-            named = format.json_schema
-            style = STRICT if named.strict else LENIENT
-            return json_schema_grammar(named.schema_, settings, FIELD, style)
+            return to_grammar(format.json_schema, settings, param)
+        case NamedSchema():
+            style = STRICT if format.strict else LENIENT
+            return json_schema_grammar(format.schema_, settings, param, style)
         case StructuralTag():
-            return structural_tag_grammar(format, settings, FIELD)
+            return structural_tag_grammar(format, settings, param)

@@ -50,12 +50,14 @@ class OfferedFunction:
     Attributes:
         tool: The description that the model reads.
         is_strict: Whether calls must fit the schema, even if the model may choose not to call.
-        param: The function's place in the request.
+        param: The place of the function's fields in the request.
+        schema_param: The place of its arguments' schema.
     """
 
     tool: Tool
     is_strict: bool
     param: str
+    schema_param: str
 
     @property
     def name(self) -> str:
@@ -172,8 +174,9 @@ class CallGrammar:
         if function not in self._schemas:
             schema: dict[str, object] = {"type": "object", **json.loads(function.tool.parameters)}
             style = STRICT if function.is_strict else LENIENT
-            param = f"{function.param}.parameters"
-            self._schemas[function] = constrained_schema(schema, self._settings, param, style)
+            self._schemas[function] = constrained_schema(
+                schema, self._settings, function.schema_param, style
+            )
         return self._schemas[function]
 
     def relieve(self, function: OfferedFunction) -> bool:
@@ -216,8 +219,8 @@ def check_grammar(
         num_relieved += 1
         if num_relieved > MAX_NUM_RELIEVED or not calls.relieve(faulty):
             advice = NOT_STRICT if faulty.is_strict else ""
-            why, param = readable(found.fault), f"{faulty.param}.parameters"
-            raise refusal(why, f"schema of function {faulty.name!r}", param, advice)
+            what = f"schema of function {faulty.name!r}"
+            raise refusal(readable(found.fault), what, faulty.schema_param, advice)
         found = found_in(functions)
     return found.warnings
 

@@ -1,22 +1,20 @@
 """`POST /text-generation`: the plain surface of the servers that raystream replaces."""
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request
 
 from deployments.contract.errors import RaystreamError
-from deployments.contract.messages import ChatMessage
 from serve_app.api.intake.context import ApiContext
-from serve_app.api.openai.template_schema import as_pairs
+from serve_app.api.intake.open_answer import open_answer
 from serve_app.api.text_generation.schema import (
     TextGenerationAnswer,
     TextGenerationEvent,
     TextGenerationRequest,
 )
-from serve_app.backends.models.catalog import ServedModel
-from serve_app.backends.replicas.generation import GenerationStream
-from serve_app.backends.streams.text_stream import joined_deltas, read_to_end
+from serve_app.backends.streams.choices import Choices
 from serve_app.clock import Clock
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_id import request_id_of
@@ -86,32 +84,16 @@ class TextGenerationApi:
         self, body: TextGenerationRequest, request: Request
     ) -> TextGenerationAnswer | EventStreamResponse:
         clock = self._context.clock
-        model = await self._context.models.find(body.model)
-        prompt = await self._prompt(body, model)
-        stream = await self._context.streams.open_stream(
-            model,
-            prompt,
-            body,
-            request_id_of(request),
-            as_pairs(body.chat_template_kwargs, body.messages),
-        )
+        opened = await open_answer(self._context, body, request_id_of(request))
         meter = TokenMeter(clock)
         if body.stream is False:
-            return await _answer(stream, meter, clock)
-        return EventStreamResponse(_events(stream, meter), stream, sleep=clock.sleep)
-
-    async def _prompt(
-        self, body: TextGenerationRequest, model: ServedModel
-    ) -> tuple[ChatMessage, ...] | str:
-        if body.prompt is not None:
-            return body.prompt
-        return await self._context.prompts.read(body.messages or [], model)
+            return await _answer(opened.choices, meter, clock)
+        events = _events(opened.choices, meter)
+        return EventStreamResponse(events, opened.choices, sleep=clock.sleep)
 
 
-async def _answer(
-    stream: GenerationStream, meter: TokenMeter, clock: Clock
-) -> TextGenerationAnswer:
-    text = await read_to_end(stream)
+async def _answer(choices: Choices, meter: TokenMeter, clock: Clock) -> TextGenerationAnswer:
+    (text,) = await choices.read_to_end()
     meter.add(len(text.token_ids))
     finished = datetime.fromtimestamp(clock.unix_s(), UTC)
     return TextGenerationAnswer(
@@ -122,16 +104,17 @@ async def _answer(
     )
 
 
-async def _events(stream: GenerationStream, meter: TokenMeter) -> AsyncGenerator[bytes, None]:
+async def _events(choices: Choices, meter: TokenMeter) -> AsyncGenerator[bytes, None]:
     """Yield an event whenever there is text; tokens without text count in the next event."""
     num_reported = 0
     try:
-        async for _, delta in joined_deltas(stream):
-            meter.add(len(delta.token_ids))
-            is_last_count = delta.finish_reason is not None and meter.num_tokens > num_reported
-            if delta.text or is_last_count:
-                yield _event(delta.text, meter, num_reported)
-                num_reported = meter.num_tokens
+        async with aclosing(choices.deltas()) as found:
+            async for _, delta in found:
+                meter.add(len(delta.token_ids))
+                is_last_count = delta.finish_reason is not None and meter.num_tokens > num_reported
+                if delta.text or is_last_count:
+                    yield _event(delta.text, meter, num_reported)
+                    num_reported = meter.num_tokens
     except RaystreamError as error:
         yield error_event(error)
         return

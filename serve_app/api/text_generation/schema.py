@@ -1,12 +1,21 @@
 """The plain surface on the wire: takes a prompt or messages, returns text and its token counts."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from serve_app.api.openai.prompt_schema import Messages
+from deployments.contract.descriptions import ModelDescription
+from deployments.contract.messages import TemplatePairs
+from serve_app.api.conversation import Conversation
+from serve_app.api.openai.prompt_schema import Messages, prompt_or_conversation
 from serve_app.api.openai.sampling_schema import SamplingFields
-from serve_app.api.openai.template_schema import TEMPLATE_KWARGS_DESCRIPTION, TemplateKwargs
+from serve_app.api.openai.template_schema import (
+    TEMPLATE_KWARGS_DESCRIPTION,
+    TemplateKwargs,
+    as_pairs,
+)
+from serve_app.config import LimitsConfig
 
 
 class TextGenerationRequest(SamplingFields):
@@ -15,9 +24,6 @@ class TextGenerationRequest(SamplingFields):
     prompt: str | None = Field(default=None, description="Continued without the chat template.")
     messages: Messages | None = Field(
         default=None, description="Rendered by the model's chat template."
-    )
-    model: str | None = Field(
-        default=None, description="Null means the first model that generates."
     )
     stream: bool | None = Field(default=None, description="Null means true.")
 
@@ -31,6 +37,14 @@ class TextGenerationRequest(SamplingFields):
     recommend: Any = None
 
     one_of: ClassVar[tuple[str, ...]] = ("prompt", "messages")
+
+    def to_prompts(self, limits: LimitsConfig) -> Sequence[Conversation | str]:
+        """Return the prompt, or the conversation."""
+        return (prompt_or_conversation(self.prompt, self.messages),)
+
+    def to_template_kwargs(self, model: ModelDescription) -> TemplatePairs:
+        """Return values for the chat template."""
+        return as_pairs(self.chat_template_kwargs, self.messages)
 
 
 class TextGenerationAnswer(BaseModel):

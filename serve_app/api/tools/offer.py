@@ -28,11 +28,17 @@ class ToolChoice:
         must_call: Whether the answer must be one or several calls.
         names: The only functions that may be called; None allows all.
         is_parallel: Whether an answer may hold several calls.
+        forbids: Whether no function may be called.
+        hides_others: Whether the prompt describes only the functions in `names`.
+        names_param: The request's field that holds the names.
     """
 
     must_call: bool = False
     names: frozenset[str] | None = None
     is_parallel: bool = True
+    forbids: bool = False
+    hides_others: bool = False
+    names_param: str = "tool_choice"
 
 
 @dataclass(frozen=True, slots=True)

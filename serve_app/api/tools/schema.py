@@ -4,9 +4,9 @@ Source: https://platform.openai.com/docs/api-reference/chat/create (tools, tool_
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, Protocol, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -88,19 +88,16 @@ class ToolBody(StrictBody):
     function: FunctionBody
     cache_control: CacheControl = None
 
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        description: str | None,
-        parameters: dict[str, Any] | None,
-        strict: bool | None,
-    ) -> Self:
-        """Return a tool that another API offers in a shape of its own."""
-        function = FunctionBody(
-            name=name, description=description, parameters=parameters, strict=strict
+    def offered(self, place: str) -> OfferedFunction:
+        """Return the function of the tool at a place; see `offered_function`."""
+        function = self.function
+        return offered_function(
+            function.name,
+            function.description,
+            function.parameters,
+            function.strict,
+            f"{place}.function",
         )
-        return cls(type="function", function=function)
 
 
 class ChosenFunction(StrictBody):
@@ -162,18 +159,24 @@ class ToolChoiceBody(StrictBody):
                 )
         return self
 
-    @property
-    def must_call(self) -> bool:
-        """Whether the answer must be a call."""
-        mode = self.type if self.allowed_tools is None else self.allowed_tools.mode
-        return mode in ("required", "function")
-
-    @property
-    def names(self) -> frozenset[str] | None:
-        """The functions that may be called; None allows all."""
-        if self.allowed_tools is not None:
-            return self.allowed_tools.names
-        return None if self.function is None else frozenset({self.function.name})
+    def chosen(self, parallel: bool | None) -> ToolChoice:
+        """Return the choice; `parallel` says whether an answer may hold several calls."""
+        is_parallel = parallel is not False
+        match self.type:
+            case "function" if self.function is not None:
+                names = frozenset({self.function.name})
+                param = "tool_choice.function.name"
+                return ToolChoice(True, names, is_parallel=False, names_param=param)
+            case "allowed_tools" if self.allowed_tools is not None:
+                return ToolChoice(
+                    self.allowed_tools.mode == "required",
+                    self.allowed_tools.names,
+                    is_parallel,
+                    hides_others=True,
+                    names_param="tool_choice.allowed_tools.tools",
+                )
+            case mode:
+                return ToolChoice(mode == "required", None, is_parallel, forbids=mode == "none")
 
 
 def _as_object(choice: Any) -> Any:
@@ -257,56 +260,64 @@ class AnswerToolCall(BaseModel):
         return cls(id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments))
 
 
+def chosen(choice: ToolChoiceBody | None, parallel: bool | None) -> ToolChoice:
+    """Return a request's choice; null leaves it to the model. See `ToolChoiceBody.chosen`."""
+    return (
+        ToolChoice(is_parallel=parallel is not False) if choice is None else choice.chosen(parallel)
+    )
+
+
+class FunctionTool(Protocol):
+    """A function in the shape of some API."""
+
+    def offered(self, place: str) -> OfferedFunction:
+        """Return the function of the tool at a place; see `offered_function`."""
+        ...
+
+
+Placed = tuple[str, FunctionTool | HostedTool]
+"""A tool with its place in the request."""
+
+
+def placed(tools: Iterable[FunctionTool | HostedTool] | None) -> list[Placed]:
+    """Return the tools of the field `tools`."""
+    return [(f"tools[{at}]", tool) for at, tool in enumerate(tools or ())]
+
+
 def to_offer(
-    tools: Sequence[ToolBody | HostedTool] | None,
-    choice: ToolChoiceBody | None,
-    parallel: bool | None,
-    limits: LimitsConfig,
-    model: ModelDescription,
-    places: Sequence[str] = (),
+    tools: Sequence[Placed], choice: ToolChoice, limits: LimitsConfig, model: ModelDescription
 ) -> ToolOffer:
     """Return the functions that a request lets the model call.
 
-    With `tool_choice: none` the prompt describes no tools, so that the model calls none; and with
-    `allowed_tools` only those.
+    If the choice forbids calls, the prompt describes no tools, so that the model calls none.
 
     Args:
         tools: The request's tools.
         choice: Whether a function must be called, and which.
-        parallel: Whether an answer may hold several calls; None means yes.
         limits: The bounds on tools.
         model: The model.
-        places: The place of each tool in the request; empty means `tools[0]` and so on.
 
     Raises:
         InvalidRequestError: The tools are refused, the model does not support tools, or a chosen
             function is not among them.
     """
-    given = tools or ()
-    left_out = tuple(tool.type for tool in given if isinstance(tool, HostedTool))
-    functions = to_functions(given, limits, places)
-    names = None if choice is None else choice.names
+    left_out = tuple(tool.type for _, tool in tools if isinstance(tool, HostedTool))
+    functions = to_functions(tools, limits)
+    names = choice.names
     unknown = sorted((names or frozenset()) - {function.name for function in functions})
     if unknown:
-        kind = "function.name" if choice and choice.function else "allowed_tools.tools"
-        raise InvalidRequestError(f"No tool is named {unknown[0]!r}.", f"tool_choice.{kind}")
-    must_call = choice is not None and choice.must_call
-    is_allowed = choice is not None and choice.allowed_tools is not None
-    if is_allowed:
+        raise InvalidRequestError(f"No tool is named {unknown[0]!r}.", choice.names_param)
+    if choice.hides_others:
         functions = tuple(function for function in functions if function.name in (names or ()))
-    if must_call and not functions:
-        kind = " or allowed_tools with the mode 'required'" if is_allowed else ""
+    if choice.must_call and not functions:
+        kind = " or allowed_tools with the mode 'required'" if choice.hides_others else ""
         raise InvalidRequestError(f"tool_choice 'required'{kind} needs tools.", "tool_choice")
-    if (choice is not None and choice.type == "none") or not functions:
+    if choice.forbids or not functions:
         return replace(NO_TOOLS, left_out=left_out)
-    is_named = choice is not None and choice.function is not None
-    wanted = ToolChoice(must_call, names, parallel is not False and not is_named)
-    return replace(make_offer(functions, wanted, model), left_out=left_out)
+    return replace(make_offer(functions, choice, model), left_out=left_out)
 
 
-def to_functions(
-    tools: Sequence[ToolBody | HostedTool], limits: LimitsConfig, places: Sequence[str] = ()
-) -> tuple[OfferedFunction, ...]:
+def to_functions(tools: Sequence[Placed], limits: LimitsConfig) -> tuple[OfferedFunction, ...]:
     """Return the functions that a request offers; see `to_offer`.
 
     Raises:
@@ -322,11 +333,10 @@ def to_functions(
     functions: list[OfferedFunction] = []
     names: set[str] = set()
     num_bytes = 0
-    for at, tool in enumerate(tools):
-        place = places[at] if places else f"tools[{at}]"
+    for place, tool in tools:
         if isinstance(tool, HostedTool):
             continue
-        function = _to_function(tool.function, f"{place}.function")
+        function = tool.offered(place)
         num_bytes += function.num_bytes
         if num_bytes > limits.max_tools_bytes:
             raise InvalidRequestError(
@@ -336,48 +346,45 @@ def to_functions(
             )
         if function.name in names:
             raise InvalidRequestError(
-                f"Two tools are named {function.name!r}.", f"{place}.function.name"
+                f"Two tools are named {function.name!r}.", f"{function.param}.name"
             )
         names.add(function.name)
         functions.append(function)
     return tuple(functions)
 
 
-def to_tool_calls(bodies: Sequence[ToolCallBody], param: str) -> tuple[ToolCall, ...]:
-    """Return a message's calls after checking their ids.
+def offered_function(
+    name: str,
+    description: str | None,
+    parameters: dict[str, Any] | None,
+    strict: bool | None,
+    place: str,
+    schema_field: str = "parameters",
+) -> OfferedFunction:
+    """Return a function that a request offers.
 
     Args:
-        bodies: The calls in the request.
-        param: The place of the calls in the request.
+        name: Its name.
+        description: What it does.
+        parameters: The JSON schema of its arguments; None: it has none.
+        strict: Whether every call must be valid by the schema.
+        place: Where its fields are in the request.
+        schema_field: The field that holds the schema.
 
     Raises:
-        InvalidRequestError: Two calls have the same id.
+        InvalidRequestError: The arguments are not an object.
     """
-    ids: set[str] = set()
-    for at, body in enumerate(bodies):
-        if body.id in ids:
-            raise InvalidRequestError("Two calls of one message have this id.", f"{param}[{at}].id")
-        ids.add(body.id)
-    return tuple(
-        ToolCall(body.id, body.function.name, _to_arguments(body.function.arguments))
-        for body in bodies
-    )
-
-
-def _to_function(body: FunctionBody, param: str) -> OfferedFunction:
-    parameters = NO_PARAMETERS if body.parameters is None else body.parameters
-    if parameters.get("type", "object") != "object":
+    schema: Mapping[str, Any] = NO_PARAMETERS if parameters is None else parameters
+    schema_param = f"{place}.{schema_field}"
+    if schema.get("type", "object") != "object":
         raise InvalidRequestError(
-            "The schema of a function's arguments must be of type 'object'.",
-            f"{param}.parameters.type",
+            "The schema of a function's arguments must be of type 'object'.", f"{schema_param}.type"
         )
-    schema = json.dumps(parameters, ensure_ascii=False)
-    return OfferedFunction(
-        Tool(body.name, body.description, schema), is_strict=body.strict is True, param=param
-    )
+    tool = Tool(name, description, json.dumps(schema, ensure_ascii=False))
+    return OfferedFunction(tool, strict is True, place, schema_param)
 
 
-def _to_arguments(text: str) -> str:
+def to_arguments(text: str) -> str:
     """Return a call's arguments as JSON: an object, or broken arguments as one string.
 
     A call that a limit cut is in the history of its conversation, which could not go on if it were

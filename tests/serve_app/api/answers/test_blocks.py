@@ -18,7 +18,7 @@ from serve_app.api.tools.offer import ToolOffer
 from serve_app.api.tools.parsing.events import Text
 
 TOOL = Tool("f", None, "{}")
-OFFER = ToolOffer((TOOL,), (OfferedFunction(TOOL, False, "tools[0]"),), FORMATS["hermes"])
+OFFER = ToolOffer((TOOL,), (OfferedFunction(TOOL, False, "", ""),), FORMATS["hermes"])
 REASONING = Separation(REASONING_FORMATS["qwen3"], ReasoningTokens(8, 9), PromptReasoning.OPEN)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 PIECES = st.sampled_from(

@@ -11,7 +11,7 @@ from serve_app.api.tools.offer import ToolOffer
 from serve_app.api.tools.parsing.events import ArgumentsGained, CallBroken, CallEnded, Text
 
 TOOL = Tool("f", None, "{}")
-OFFER = ToolOffer((TOOL,), (OfferedFunction(TOOL, False, "tools[0]"),), HERMES)
+OFFER = ToolOffer((TOOL,), (OfferedFunction(TOOL, False, "", ""),), HERMES)
 
 
 def test_a_call_begins_grows_and_ends() -> None:

@@ -33,7 +33,9 @@ ALL = pytest.mark.parametrize("known", FORMATS.values(), ids=FORMATS)
 
 
 def function(name: str, schema: Any, *, is_strict: bool = False) -> OfferedFunction:
-    return OfferedFunction(Tool(name, None, json.dumps(schema)), is_strict, f"tools[{name}]")
+    return OfferedFunction(
+        Tool(name, None, json.dumps(schema)), is_strict, "", f"tools[{name}].parameters"
+    )
 
 
 def offer(known: ToolCallFormat, *functions: OfferedFunction, **choice: Any) -> ToolOffer:

@@ -23,6 +23,7 @@ from deployments.contract.pooling import PooledText, PoolingRequest
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.api.chat.schema import ChatRequest
 from serve_app.api.intake.context import ApiContext
+from serve_app.api.intake.open_answer import open_answer
 from serve_app.backends.models.catalog import ModelCatalog
 from serve_app.backends.streams.deadlines import (
     DeadlineGenerationBackend,
@@ -223,9 +224,7 @@ async def test_a_schema_queued_for_too_long_exceeds_the_first_token_timeout() ->
         body = ChatRequest.model_validate({**CHAT, "response_format": {"type": "json_object"}})
         try:
             with pytest.raises(FirstTokenTimeoutError):
-                await context.streams.open_choices(
-                    await context.models.find("m"), ["hi"], body, "r", 1
-                )
+                await open_answer(context, body, "r")
         finally:
             may_end.set()
             await held
