@@ -1,8 +1,7 @@
 """What the processor can do.
 
 ATEN_CPU_CAPABILITY takes instructions away from torch (avx2, default), and here from the kernels
-that llvmlite emits, too. So a machine shows how it would run without them. numba's kernels have
-variables of their own (NUMBA_CPU_NAME, NUMBA_CPU_FEATURES).
+that llvmlite emits, too. So a machine shows how it would run without them.
 """
 
 import os

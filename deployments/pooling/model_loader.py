@@ -186,7 +186,7 @@ def prepare(
     prepack(model)
     leave_file(model)
     if layout == "packed":
-        # Imported here: its kernels need numba and llvmlite, which a machine with a GPU may lack.
+        # Imported here: its kernels need llvmlite, which a machine with a GPU may lack.
         from deployments.pooling.traced_backbone import trace
 
         trace(model, texts[: len(PROBE_LENGTHS)], reads_types=reads_types)

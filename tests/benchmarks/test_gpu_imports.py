@@ -6,7 +6,7 @@ import sys
 import pytest
 
 LACKING = (
-    *("fastapi", "llguidance", "llvmlite", "numba", "psutil", "pydantic", "ray", "starlette"),
+    *("fastapi", "llguidance", "llvmlite", "psutil", "pydantic", "ray", "starlette"),
     *("uvicorn", "uvloop"),
 )
 """Packages that the project installs and a machine with torch and transformers may lack."""

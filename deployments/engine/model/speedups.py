@@ -34,7 +34,7 @@ def find_speedups(device: torch.device) -> Speedups | None:
     """Return the speed-ups for a device; None if it has none."""
     if device.type != "cpu":
         return None
-    # Imported here: these need numba and llvmlite, which a machine with a GPU may lack.
+    # Imported here: these need llvmlite, which a machine with a GPU may lack.
     from deployments.compute.cpu.attention.row_attention import find_row_attention
     from deployments.compute.cpu.traced_kernels import use_kernels
     from deployments.engine.replay.cpu_replay import CpuDecodeReplay

@@ -13,19 +13,8 @@ from tests.ray.serve_run import ROOT
 FOUND = {"sse2": True, "avx": True, "avx2": True, "fma": True, "avx512f": True, "avx512bf16": True}
 FOUND |= {"amx-bf16": False, "bmi2": True}
 
-OTHERS = {
-    "avx2": {
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "NUMBA_CPU_NAME": "haswell",
-        "NUMBA_CPU_FEATURES": "+avx2,+fma",
-    },
-    "default": {
-        "ONEDNN_MAX_CPU_ISA": "SSE41",
-        "NUMBA_CPU_NAME": "generic",
-        "NUMBA_CPU_FEATURES": "",
-    },
-}
-"""What takes the same instructions from oneDNN and numba."""
+ONEDNN = {"avx2": "AVX2", "default": "SSE41"}
+"""What takes the same instructions from oneDNN."""
 
 FOLDERS = (
     *("tests/compute", "tests/engine", "tests/engine/attention", "tests/engine/model"),
@@ -74,7 +63,7 @@ def environment(capability: str) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": str(ROOT),
         CAPABILITY: capability,
-        **OTHERS[capability],
+        "ONEDNN_MAX_CPU_ISA": ONEDNN[capability],
     }
 
 
@@ -92,7 +81,7 @@ def test_an_old_processor_is_told_what_it_lacks() -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("folder", FOLDERS)
-@pytest.mark.parametrize("capability", OTHERS)
+@pytest.mark.parametrize("capability", ONEDNN)
 def test_the_engine_runs_on_lesser_processors(capability: str, folder: str) -> None:
     """The tests of kernels, engine and pooling pass with fewer instructions than this machine's."""
     others = [f"--ignore={other}" for other in FOLDERS if other.startswith(f"{folder}/")]

@@ -6,14 +6,13 @@ chunk. This kernel stores each row's token and reads exactly the tokens that the
 Their order does not matter, so a ring buffer is read like any other extent.
 """
 
-import struct
 from functools import cache
 
 import torch
 
 from deployments.compute.cpu.attention.head_shape import HeadShape
 from deployments.compute.cpu.attention.row_attention_kernel import RowAttentionKernel
-from deployments.compute.cpu.jit.launch import KernelCall, empty, launch
+from deployments.compute.cpu.jit.launch import KernelCall, bits_of, empty, launch
 from deployments.compute.kv_rows import AttendRows, KVRows
 from deployments.compute.sdpa import Scores
 
@@ -77,8 +76,8 @@ def attend_rows(
         *rows.addresses,
         num_units,
         num_unit_heads,
-        _bits(head_dim**-0.5 if scores.scale is None else scores.scale),
-        _bits(scores.softcap or 0.0),
+        bits_of(head_dim**-0.5 if scores.scale is None else scores.scale),
+        bits_of(scores.softcap or 0.0),
         0,
     )
     call = KernelCall(kernel.address, arguments)
@@ -99,10 +98,3 @@ def _joined(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     if head == head_dim and element == 1:
         return rows
     return rows.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-@cache
-def _bits(number: float) -> int:
-    (bits,) = struct.unpack("q", struct.pack("d", number))
-    assert isinstance(bits, int)
-    return bits

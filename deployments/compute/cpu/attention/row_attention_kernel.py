@@ -23,8 +23,6 @@ from deployments.compute.cpu.attention.flash_attention_emitter import (
 from deployments.compute.cpu.attention.head_shape import HeadShape
 from deployments.compute.cpu.jit.machine_code import MachineCode
 from deployments.compute.cpu.jit.vector_builder import (
-    F32,
-    F64,
     I32,
     I64,
     POINTER,
@@ -92,22 +90,12 @@ class _KernelEmitter:
         }
         self.num_heads = self.arguments["num_heads"]
         self.part_bytes = self.builder.mul(self.num_heads, I64(shape.head_bytes))
-        self._take_units(self.vectors.offset(self.vectors.argument, 8 * (len(ARGUMENTS) - 1)))
-        self.builder.ret_void()
-
-    def _take_units(self, ticket: Value) -> None:
         b = self.builder
-        take, work, end = (b.append_basic_block(name) for name in ("take", "work", "end"))
-        b.branch(take)
-        b.position_at_end(take)
-        unit = b.atomic_rmw("add", ticket, I64(1), "monotonic")
-        b.cbranch(b.icmp_signed("<", unit, self.arguments["num_units"]), work, end)
-        b.position_at_end(work)
-        num_parts = b.udiv(I64(self.shape.num_kv_heads), self.num_heads)
-        row, part = b.udiv(unit, num_parts), b.urem(unit, num_parts)
-        self._attend(row, b.mul(part, self.part_bytes))
-        b.branch(take)
-        b.position_at_end(end)
+        num_parts = b.udiv(I64(shape.num_kv_heads), self.num_heads)
+        ticket = self.vectors.offset(self.vectors.argument, 8 * (len(ARGUMENTS) - 1))
+        with self.vectors.units(ticket, self.arguments["num_units"]) as unit:
+            self._attend(b.udiv(unit, num_parts), b.mul(b.urem(unit, num_parts), self.part_bytes))
+        b.ret_void()
 
     def _attend(self, row: Value, part_at: Value) -> None:
         """Emit one unit: a row's key-value heads that start at the offset `part_at`."""
@@ -123,7 +111,7 @@ class _KernelEmitter:
             source = self._row(name, row, part_at)
             with v.loop(self.part_bytes, 4 * v.lanes) as at:
                 v.store(v.load(v.words, source, at), stored, b.add(own, at))
-        scale, softcap = (self._real(name) for name in ("scale", "softcap"))
+        scale, softcap = (v.real(self.arguments[name]) for name in ("scale", "softcap"))
         queries = self._row("query", row, b.mul(part_at, I64(shape.group)))
         with self._each_head(queries) as (_, group):
             self.attention.begin(group)
@@ -175,7 +163,3 @@ class _KernelEmitter:
     def _row(self, name: str, row: Value, offset: Value) -> Value:
         b = self.builder
         return self._address(name, b.add(b.mul(row, self.arguments[f"{name}_row"]), offset))
-
-    def _real(self, name: str) -> Value:
-        b = self.builder
-        return b.fptrunc(b.bitcast(self.arguments[name], F64), F32)

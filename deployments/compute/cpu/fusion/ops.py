@@ -10,14 +10,14 @@ from functools import cache
 import torch
 
 from deployments.compute.cpu.fusion.kernels import (
-    make_add_rms_norm,
-    make_gelu_mul,
-    make_rms_norm,
-    make_rotate,
-    make_silu_mul,
-    make_table_mul,
+    ADD_RMS_NORM,
+    GELU_MUL,
+    RMS_NORM,
+    ROTATE,
+    SILU_MUL,
+    TABLE_MUL,
 )
-from deployments.compute.cpu.jit.launch import KernelCall, empty, empty_like, launch
+from deployments.compute.cpu.jit.launch import KernelCall, bits_of, empty, empty_like, launch
 
 BFLOAT16 = torch.bfloat16
 
@@ -51,7 +51,7 @@ def rms_norm(
     *output_outer, output_inner, _ = output.stride()
     _, *num_outer, num_inner, width = rows.shape
     _run(
-        make_rms_norm(rows.dtype is BFLOAT16, is_shifted, epsilon),
+        RMS_NORM.address(is_shifted, is_bfloat16=rows.dtype is BFLOAT16),
         num_inner * (num_outer[0] if num_outer else 1),
         rows.numel(),
         rows.data_ptr(),
@@ -59,6 +59,7 @@ def rms_norm(
         output.data_ptr(),
         num_inner,
         width,
+        bits_of(epsilon),
         outer[-1],
         inner,
         output_outer[-1],
@@ -79,7 +80,7 @@ def add_rms_norm(
     total, output = empty_like(rows), empty_like(rows)
     _, num_rows, width = rows.shape
     _run(
-        make_add_rms_norm(rows.dtype is BFLOAT16, is_shifted, epsilon),
+        ADD_RMS_NORM.address(is_shifted, is_bfloat16=rows.dtype is BFLOAT16),
         num_rows,
         rows.numel(),
         rows.data_ptr(),
@@ -88,6 +89,7 @@ def add_rms_norm(
         total.data_ptr(),
         output.data_ptr(),
         width,
+        bits_of(epsilon),
     )
     return total, output
 
@@ -108,7 +110,7 @@ def rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> t
     _, output_head_stride, output_row_stride, _ = output.stride()
     _, num_heads, num_rows, head_dim = heads.shape
     _run(
-        make_rotate(heads.dtype is BFLOAT16),
+        ROTATE.address(is_bfloat16=heads.dtype is BFLOAT16),
         num_rows,
         heads.numel(),
         heads.data_ptr(),
@@ -127,12 +129,13 @@ def rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> t
 
 def silu_mul(joined: torch.Tensor) -> torch.Tensor:
     """Return SiLU of the first half of [1, n, 2 * width] times the second."""
-    return _run_on_halves(make_silu_mul(joined.dtype is BFLOAT16, _vector_bytes()), joined)
+    kernel = SILU_MUL.address(_vector_bytes(), is_bfloat16=joined.dtype is BFLOAT16)
+    return _run_on_halves(kernel, joined)
 
 
 def gelu_mul(joined: torch.Tensor) -> torch.Tensor:
     """Return GELU of the first half of [1, n, 2 * width] times the second; all float32."""
-    return _run_on_halves(make_gelu_mul(), joined)
+    return _run_on_halves(GELU_MUL.address(is_bfloat16=False), joined)
 
 
 @cache
@@ -147,7 +150,7 @@ def table_mul(table: torch.Tensor, joined: torch.Tensor) -> torch.Tensor:
         table: The activation of every bfloat16, indexed by its bits; see `all_bfloat16`.
         joined: bfloat16.
     """
-    return _run_on_halves(make_table_mul(), joined, table.data_ptr())
+    return _run_on_halves(TABLE_MUL.address(is_bfloat16=True), joined, table.data_ptr())
 
 
 def all_bfloat16() -> torch.Tensor:

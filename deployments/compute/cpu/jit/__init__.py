@@ -1,1 +1,1 @@
-"""Machine code generated at run time with llvmlite or numba, run by torch's OpenMP threads."""
+"""Machine code generated at run time with llvmlite, run by torch's OpenMP threads."""

@@ -5,10 +5,12 @@ which threads take their work, so any number of threads may run the kernel.
 """
 
 import ctypes
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Protocol
 
 import torch
@@ -91,6 +93,14 @@ def launch(call: KernelCall, num_threads: int, cost_us: float) -> None:
         run_parallel(call.kernel, call.arguments, num_threads)
     else:
         run_holding_gil(call.kernel, call.arguments)
+
+
+@cache
+def bits_of(number: float) -> int:
+    """Return a float64 as a kernel's argument."""
+    (bits,) = struct.unpack("q", struct.pack("d", number))
+    assert isinstance(bits, int)
+    return bits
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

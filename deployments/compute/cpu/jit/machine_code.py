@@ -1,6 +1,6 @@
 """Compiles LLVM IR for the processor that it will run on.
 
-llvmlite comes with numba and contains all of LLVM, so no machine needs a compiler.
+llvmlite contains all of LLVM, so no machine needs a compiler.
 
 Source: https://llvmlite.readthedocs.io/en/latest/user-guide/binding/
 """

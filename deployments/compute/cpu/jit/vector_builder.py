@@ -7,10 +7,11 @@ bytes.
 Source: https://llvm.org/docs/LangRef.html; `vdpbf16ps` in Intel's Intrinsics Guide (AVX512_BF16).
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from llvmlite import ir
@@ -92,16 +93,25 @@ class VectorBuilder:
             has_avx512_bf16: Whether the function may use AVX512_BF16 for bfloat16; None uses it if
                 this processor has it.
         """
-        self.lanes = lanes
+        self._set_lanes(lanes)
         self.is_bfloat16 = is_bfloat16
         self.itemsize = 2 if is_bfloat16 else 4
         self._has_avx512_bf16 = has_bfloat16() if has_avx512_bf16 is None else has_avx512_bf16
-        self.floats = ir.VectorType(F32, lanes)
-        self.words = ir.VectorType(I32, lanes)
         self.module = ir.Module(name) if module is None else module
         function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), kinds), name)
         self.builder = ir.IRBuilder(function.append_basic_block("entry"))
         self.arguments: tuple[Value, ...] = function.args
+
+    def _set_lanes(self, lanes: int) -> None:
+        self.lanes = lanes
+        self.floats = ir.VectorType(F32, lanes)
+        self.words = ir.VectorType(I32, lanes)
+
+    def with_lanes(self, lanes: int) -> Self:
+        """Return an emitter of the same function whose vectors have another number of lanes."""
+        other = copy.copy(self)
+        other._set_lanes(lanes)
+        return other
 
     @property
     def argument(self) -> Value:
@@ -123,6 +133,40 @@ class VectorBuilder:
         index.add_incoming(following, b.block)
         b.cbranch(b.icmp_signed("<", following, stop), body, after)
         b.position_at_end(after)
+
+    @contextmanager
+    def span(self, start: Value, stop: Value, step: int) -> Iterator[Value]:
+        """Emit a loop over start, start + step, ... below stop, if any; yield the index."""
+        b = self.builder
+        before = b.block
+        head, body, after = (b.append_basic_block(name) for name in ("head", "body", "after"))
+        b.branch(head)
+        b.position_at_end(head)
+        index = b.phi(I64)
+        b.cbranch(b.icmp_signed("<", index, stop), body, after)
+        b.position_at_end(body)
+        yield index
+        index.add_incoming(start, before)
+        index.add_incoming(b.add(index, I64(step)), b.block)
+        b.branch(head)
+        b.position_at_end(after)
+
+    @contextmanager
+    def units(self, ticket: Value, num_units: Value) -> Iterator[Value]:
+        """Emit a loop that takes units of work from a ticket counter, one by one; yield the number.
+
+        A thread that has lost its core to another process does not delay the others.
+        """
+        b = self.builder
+        take, work, end = (b.append_basic_block(name) for name in ("take", "work", "end"))
+        b.branch(take)
+        b.position_at_end(take)
+        unit = b.atomic_rmw("add", ticket, I64(1), "monotonic")
+        b.cbranch(b.icmp_signed("<", unit, num_units), work, end)
+        b.position_at_end(work)
+        yield unit
+        b.branch(take)
+        b.position_at_end(end)
 
     @contextmanager
     def fold(self, num_turns: Value, initial: Sequence[Value]) -> Iterator[Carried]:
@@ -178,14 +222,19 @@ class VectorBuilder:
         self.builder.store(value, self.offset(base, at), align=self._alignment(value.type))
 
     def _alignment(self, kind: ir.Type) -> int:
-        return self.itemsize if isinstance(kind, ir.VectorType) else 8 if kind == I64 else 4
+        if isinstance(kind, ir.VectorType):
+            return self.itemsize
+        return {I16: 2, I64: 8}.get(kind, 4)
 
     def load_wide(self, base: Value, at: Value | int) -> Value:
         """Emit a load of `lanes` elements, converted to float32."""
-        b = self.builder
         if not self.is_bfloat16:
             return self.load(self.floats, base, at)
-        halves = self.load(ir.VectorType(I16, self.lanes), base, at)
+        return self.widen_halves(self.load(ir.VectorType(I16, self.lanes), base, at))
+
+    def widen_halves(self, halves: Value) -> Value:
+        """Emit the conversion of the bits of bfloat16, 16-bit integers, to float32."""
+        b = self.builder
         wide = b.shl(b.zext(halves, self.words), self.constant(16, self.words))
         return b.bitcast(wide, self.floats)
 
@@ -214,6 +263,10 @@ class VectorBuilder:
         half = b.add(is_odd, self.constant(0x7FFF, self.words))
         rounded = b.lshr(b.add(bits, half), self.constant(16, self.words))
         return b.trunc(rounded, ir.VectorType(I16, self.lanes))
+
+    def rounded(self, floats: Value) -> Value:
+        """Emit float32 with the values that they would have after a store and a load."""
+        return self.widen_halves(self.narrow(floats)) if self.is_bfloat16 else floats
 
     def interleave(self, rows: Sequence[Value]) -> Sequence[Value]:
         """Emit the words that hold an element of each row, from a vector of elements of each.
@@ -259,6 +312,10 @@ class VectorBuilder:
                     rows[i], rows[i + distance] = (b.shuffle_vector(*pair, m) for m in masks)
             distance *= 2
         return rows
+
+    def real(self, bits: Value) -> Value:
+        """Emit the float32 nearest to the float64 with these bits; see `launch.bits_of`."""
+        return self.builder.fptrunc(self.builder.bitcast(bits, F64), F32)
 
     def constant(self, number: float, kind: ir.Type | None = None) -> Value:
         """Return a constant, by default a vector of float32; a vector has it in all lanes."""

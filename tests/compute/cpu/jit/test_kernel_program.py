@@ -2,41 +2,37 @@ import ctypes
 import platform
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
-import numba
-import numpy as np
 import pytest
 
-from deployments.compute.cpu.jit import kernel_program, numba_kernels
+from deployments.compute.cpu.jit import kernel_program
 from deployments.compute.cpu.jit.kernel_program import EPOCH, WORDS, KernelProgram, can_run
 from deployments.compute.cpu.jit.launch import KernelCall
-from deployments.compute.cpu.jit.numba_kernels import compile_kernel
+from deployments.compute.cpu.jit.machine_code import MachineCode
+from deployments.compute.cpu.jit.vector_builder import I64, POINTER, VectorBuilder
 
 needs_programs = pytest.mark.skipif(not can_run(), reason="needs torch on libgomp")
 
 NUM_ELEMENTS = 50
 
-# numba types these as their generators, not as what compiled code calls.
-carray: Any = numba.carray  # type: ignore[attr-defined]
-pointer_to: Any = numba_kernels.pointer_to
-take_ticket: Any = numba_kernels.take_ticket
+
+@pytest.fixture(scope="module")
+def code() -> MachineCode:
+    """Return a kernel that writes the input plus one to the output, an element per ticket."""
+    v = VectorBuilder("add_one", 1, is_bfloat16=False)
+    b = v.builder
+    count, *addresses = (v.load(I64, v.argument, 8 * i) for i in (1, 2, 3))
+    source, target = (b.inttoptr(address, POINTER) for address in addresses)
+    with v.units(v.argument, count) as index:
+        at = b.mul(index, I64(8))
+        v.store(b.add(v.load(I64, source, at), I64(1)), target, at)
+    b.ret_void()
+    return MachineCode(str(v.module), optimize=True)
 
 
 @pytest.fixture(scope="module")
-def kernel() -> int:
-    """Return a kernel that writes the input plus one to the output, an element per ticket."""
-
-    def add_one(arguments: Any) -> None:
-        a = carray(pointer_to(arguments), 4, np.int64)
-        source = carray(pointer_to(a[2]), a[1], np.int64)
-        target = carray(pointer_to(a[3]), a[1], np.int64)
-        index = take_ticket(arguments)
-        while index < a[1]:
-            target[index] = source[index] + 1
-            index = take_ticket(arguments)
-
-    return compile_kernel(add_one)
+def kernel(code: MachineCode) -> int:
+    return code.address_of("add_one")
 
 
 @needs_programs
