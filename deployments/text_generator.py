@@ -9,10 +9,11 @@ Closing that call aborts the sequence.
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
+from math import inf
 from typing import TypeVar, TypeVarTuple
 
 from ray import serve
@@ -38,6 +39,7 @@ from deployments.contract.generation import (
     TokenizedPrompt,
     TokenizeRequest,
 )
+from deployments.contract.messages import ChatMessage, TextPart
 from deployments.contract.metric_table import GENERATOR
 from deployments.contract.output import EngineStats, TextDelta
 from deployments.contract.reasoning_format import PromptReasoning
@@ -48,7 +50,6 @@ from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.admission import Admission, AdmissionLimits, Permit
 from deployments.generator.async_engine import AsyncEngine
-from deployments.generator.brief_prompts import are_brief
 from deployments.generator.context_length import fit_length, prompt_field
 from deployments.generator.description import describe_model
 from deployments.generator.fingerprint import content_digest, model_folder, system_fingerprint
@@ -73,6 +74,9 @@ OTHER_VERSION = (
 
 MAX_BATCH_SIZE = 32
 BATCH_WAIT_TIMEOUT_S = 0.0
+
+MAX_BRIEF_CHARACTERS = 4096
+"""About a millisecond of rendering and tokenizing, for which the event loop stands still."""
 
 
 class TextGenerator(ModelReplica):
@@ -350,3 +354,29 @@ def _after(prompt: PromptReasoning, sampling: SamplingParams) -> SamplingParams:
         return sampling
     has_ended = prompt is PromptReasoning.ENDED
     return replace(sampling, reasoning=None if has_ended else replace(tokens, has_begun=True))
+
+
+def are_brief(requests: Iterable[GenerationRequest]) -> bool:
+    """Return whether encoding all these prompts takes about a millisecond at most.
+
+    On a busy machine a change of threads and back takes longer: each thread waits for a core and
+    for Python's lock.
+    """
+    return sum(map(_num_characters, requests)) <= MAX_BRIEF_CHARACTERS
+
+
+def _num_characters(request: GenerationRequest) -> float:
+    """Return the length of a prompt's text; infinity for more than text."""
+    if request.tools or request.template_kwargs:
+        return inf
+    if isinstance(request.prompt, str):
+        return len(request.prompt)
+    return sum(map(_num_characters_of_part, request.prompt))
+
+
+def _num_characters_of_part(part: ChatMessage | int) -> float:
+    if isinstance(part, int):
+        return 1  # a token id is not encoded, only copied
+    if part.tool_calls or part.reasoning_content:
+        return inf
+    return sum(len(each.text) if isinstance(each, TextPart) else inf for each in part.parts)

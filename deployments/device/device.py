@@ -1,14 +1,21 @@
 """The device that a replica runs on: its memory, and the cap on the replica's share of it."""
 
+import logging
 import os
 from dataclasses import dataclass
 from math import ceil
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from deployments.device.cuda_allocator import let_segments_grow
 from deployments.plan import cgroup
+
+logger = logging.getLogger(__name__)
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""The variables that torch reads its settings from. A user who sets one overrides ours."""
+
+EXPANDABLE = "expandable_segments:True"
 
 LARGE_MODEL_BYTES = 256 * 2**20
 """From this size of the weights on, HTTP costs almost nothing compared with a step."""
@@ -76,6 +83,30 @@ class CudaDevice:
         """
         let_segments_grow()
         torch.cuda.set_per_process_memory_fraction(share, self.index)
+
+
+def let_segments_grow() -> bool:
+    """Make the allocator grow its segments instead of adding more; return whether it will.
+
+    Steps differ in size. In segments of fixed size, the blocks of one step fit the next one badly,
+    and that wastes memory that the plan relies on.
+
+    Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf
+    """
+    if any(name in os.environ for name in ALLOCATOR_VARIABLES):
+        logger.info("the allocator's settings come from the environment")
+        return False
+    # A private call, but it works at any time; torch may have read its environment already.
+    configure: Any = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if configure is None:
+        logger.warning("segments of the GPU's memory can't grow: this torch has no setting for it")
+        return False
+    try:
+        configure(EXPANDABLE)
+    except (RuntimeError, ValueError) as error:
+        logger.warning("segments of the GPU's memory can't grow: %s", error)
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@ import logging
 import pytest
 import torch
 
-from deployments.device.cuda_allocator import ALLOCATOR_VARIABLES, EXPANDABLE, let_segments_grow
+from deployments.device.device import ALLOCATOR_VARIABLES, EXPANDABLE, let_segments_grow
 
 SETTER = "_accelerator_setAllocatorSettings"
 

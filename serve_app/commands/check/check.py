@@ -8,10 +8,10 @@ must agree on. `preflight` adds what this machine tells: the models' files, its 
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from difflib import get_close_matches
-from typing import Any, get_args, get_origin
+from typing import Any, Final, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError
@@ -21,7 +21,6 @@ from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
 from deployments.autoscaling import LoadPolicy
 from serve_app.commands.check.compose import BUILDER
-from serve_app.commands.check.header_check import header_problems
 from serve_app.commands.check.queue_check import ingress_queue_problems, queue_problems
 from serve_app.commands.check.ray_check import application_problems, server_problems
 from serve_app.config import (
@@ -38,6 +37,13 @@ from serve_app.strict_yaml import UniqueKeyLoader
 
 LOAD_POLICY = "deployments.autoscaling:LoadPolicy"
 OWN_NAMES = (INGRESS_NAME, LEDGER_NAME)
+
+BUFSIZE: Final = "RAY_SERVE_HAPROXY_TUNE_BUFSIZE"
+
+ROOM_BYTES: Final = 8 * 2**10
+"""What the buffer holds beyond names and values: 1 KiB that HAProxy keeps free for rewriting, the
+request line with its path, and what separates the headers, at most 101 of them.
+"""
 
 STEP = re.compile(r"(?P<key>[^.\[\]]+)|\[(?P<index>\d+)\]")
 """A part of a path such as `applications[0].args`."""
@@ -289,6 +295,24 @@ def _our_problems(document: dict[str, Any], application: dict[str, Any], path: s
         problems += _protection_problem(document, config, path)
         problems += header_problems(config, path, os.environ)
     return problems + invalid
+
+
+def header_problems(config: AppConfig, path: str, environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield the mistake if HAProxy's buffer, where it is set, is too small for our limit.
+
+    HAProxy refuses headers that do not fit into it with an answer of its own, in HTML. In a larger
+    buffer, headers beyond `limits.max_header_bytes` get our 431 in JSON.
+
+    Source: https://docs.haproxy.org/2.8/configuration.html#tune.bufsize and tune.maxrewrite
+    """
+    bufsize = environment.get(BUFSIZE, "")
+    max_header_bytes = config.limits.max_header_bytes
+    if bufsize.isdecimal() and int(bufsize) < max_header_bytes + ROOM_BYTES:
+        yield (
+            f"{path}.args.limits.max_header_bytes: {max_header_bytes} does not fit into HAProxy's "
+            f"buffer of {bufsize} bytes ({BUFSIZE}, see serve.env), which needs {ROOM_BYTES} more; "
+            "HAProxy would refuse such headers with an answer of its own, in HTML"
+        )
 
 
 def _deployment_problems(

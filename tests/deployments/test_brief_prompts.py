@@ -5,17 +5,17 @@ import pytest
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.messages import ChatMessage, ImagePart, TextPart, Tool, ToolCall
 from deployments.contract.sampling_params import SamplingParams
-from deployments.generator.brief_prompts import MAX_CHARACTERS, are_brief
+from deployments.text_generator import MAX_BRIEF_CHARACTERS, are_brief
 
-LONGEST = GenerationRequest("r", "x" * MAX_CHARACTERS, SamplingParams())
-CHAT = (ChatMessage("user", (TextPart("x" * (MAX_CHARACTERS - 1)), TextPart("x"))),)
+LONGEST = GenerationRequest("r", "x" * MAX_BRIEF_CHARACTERS, SamplingParams())
+CHAT = (ChatMessage("user", (TextPart("x" * (MAX_BRIEF_CHARACTERS - 1)), TextPart("x"))),)
 CALL = ChatMessage("assistant", (), (ToolCall("1", "f", "{}"),))
 
 
 def test_short_texts_are_brief() -> None:
     assert are_brief([LONGEST])
     assert are_brief([replace(LONGEST, prompt=CHAT)])
-    assert are_brief([replace(LONGEST, prompt=(1,) * MAX_CHARACTERS)])
+    assert are_brief([replace(LONGEST, prompt=(1,) * MAX_BRIEF_CHARACTERS)])
 
 
 def test_texts_are_counted_together() -> None:
