@@ -111,6 +111,7 @@ class Demand:
         )
 
 
+@dataclass(frozen=True)
 class LoadPolicy:
     """Returns the number of replicas that a model's load needs.
 
@@ -119,27 +120,26 @@ class LoadPolicy:
     others stay below `busy_to_leave` without it, and never while requests wait for the way to a
     replica: those are in no report. Between the two thresholds nothing changes, so that a load at
     one of them does not make replicas come and go.
+
+    The fields are `policy_kwargs` in the configuration file; `raystream check` describes them.
     """
 
-    def __init__(
-        self,
-        target_busy: float = 0.8,
-        busy_to_leave: float = 0.6,
-        target_waiting_tokens: float = 4096,
-    ) -> None:
-        """Set the thresholds: `policy_kwargs` in the configuration file.
+    target_busy: float = 0.8
+    busy_to_leave: float = 0.6
+    target_waiting_tokens: float = 4096
+
+    def __post_init__(self) -> None:
+        """Check the thresholds.
 
         Raises:
             ValueError: They are not positive, or `busy_to_leave` is not below `target_busy`.
         """
-        if not 0 < busy_to_leave < target_busy or target_waiting_tokens <= 0:
+        if not 0 < self.busy_to_leave < self.target_busy or self.target_waiting_tokens <= 0:
             raise ValueError(
                 "policy_kwargs need 0 < busy_to_leave < target_busy and target_waiting_tokens > 0, "
-                f"not {busy_to_leave:g}, {target_busy:g} and {target_waiting_tokens:g}"
+                f"not {self.busy_to_leave:g}, {self.target_busy:g} and "
+                f"{self.target_waiting_tokens:g}"
             )
-        self._target_busy = target_busy
-        self._busy_to_leave = busy_to_leave
-        self._target_waiting_tokens = target_waiting_tokens
 
     def __call__(self, ctx: Context) -> tuple[int, dict[str, Any]]:
         """Return the number of replicas, and no state: Serve keeps that of the delays."""
@@ -151,7 +151,7 @@ class LoadPolicy:
             # but a probe is one of them.
             is_young = ctx.current_num_replicas > 0 and not ctx.aggregated_metrics
             return target if is_young else 0, {}
-        num_replicas = self._num_for(demand, self._target_busy)
+        num_replicas = self._num_for(demand, self.target_busy)
         if num_replicas <= target and is_any_on_the_way:
             num_replicas = target
         elif num_replicas <= target:
@@ -159,10 +159,10 @@ class LoadPolicy:
             # Several are more likely to start, or can't be placed.
             if 0 < ctx.current_num_replicas < target:
                 demand = demand.times(1 + 1 / ctx.current_num_replicas)
-            num_replicas = min(target, self._num_for(demand, self._busy_to_leave))
+            num_replicas = min(target, self._num_for(demand, self.busy_to_leave))
         return max(num_replicas, 1), {}
 
     def _num_for(self, demand: Demand, busy: float) -> int:
         """Return how many replicas have this load if each of them is as busy."""
-        by_tokens = demand.busy / busy + demand.waiting_tokens / self._target_waiting_tokens
+        by_tokens = demand.busy / busy + demand.waiting_tokens / self.target_waiting_tokens
         return ceil(max(demand.wanted / busy, by_tokens) - 1e-9)  # 2.4 / 0.8 may exceed 3

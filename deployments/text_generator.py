@@ -95,7 +95,7 @@ class TextGenerator(ModelReplica):
         self._encoder = PromptEncoder(
             loaded.tokenizer,
             loaded.processor,
-            self._spec.reasoning_parser,
+            self._spec.entry.reasoning_parser,
             vocab_size=loaded.text_config.vocab_size,
         )
         # Calls of `tokenize` queue here, so that prompts to be answered don't wait for them.
@@ -184,7 +184,7 @@ class TextGenerator(ModelReplica):
         set_batching(self._encode, given, MAX_BATCH_SIZE, BATCH_WAIT_TIMEOUT_S)
 
     def _queue_limits(self, given: Mapping[str, float]) -> tuple[int, int | None]:
-        return queue_limits(given, self._spec, self.plan.sizes.max_model_len)
+        return queue_limits(given, self._spec.entry, self.plan.sizes.max_model_len)
 
     async def _check_health(self) -> None:
         await self._engine.check_health()

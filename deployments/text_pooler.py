@@ -8,36 +8,87 @@ A cancelled request leaves the queue, and its unfinished results are dropped.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 from ray import serve
 
 from deployments.autoscaling import ReplicaLoad
-from deployments.compute.work_watch import is_hung
+from deployments.compute.work_watch import is_hung, max_work_s
 from deployments.contract.descriptions import PoolerDescription
 from deployments.contract.errors import REFUSALS, RaystreamError, ReplicaUnavailableError
 from deployments.contract.gen_ai_spans import end, recorded
 from deployments.contract.generation import Refused, Started
 from deployments.contract.metric_table import POOLER
 from deployments.contract.pooling import Pooled, PooledText, PoolingEvent, PoolingRequest
+from deployments.contract.start_progress import StartProgress
 from deployments.contract.user_config import queue_limits, set_batching
+from deployments.device.device import MemoryDevice
+from deployments.plan.memory_budget import GIB
 from deployments.plan.replica_plan import ReplicaPlan
 from deployments.plan.replica_report import WorkCounts
-from deployments.pooling.description import describe_model
+from deployments.pooler_description import describe_model
 from deployments.pooling.device_worker import BatchStats, DeviceWorker
-from deployments.pooling.model_loader import load_config
-from deployments.pooling.placed_pooler import PlacedPooler, place_pooler
-from deployments.pooling.pooling_model import PoolingModel
+from deployments.pooling.embedder import Embedder
+from deployments.pooling.lanes import choose_num_lanes
+from deployments.pooling.model_loader import LoadedPooler, load_config, load_pooler
+from deployments.pooling.pooling_model import Layout, PoolingModel
 from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue
 from deployments.pooling.text_encoder import EncodedTexts, TextEncoder
-from deployments.replica.device_share import log_sizes, plan_share
+from deployments.pooling.warm_up import warm_up
+from deployments.replica.device_share import load_weights, log_sizes, plan_share, require_memory
 from deployments.replica.metrics import PoolerMetrics
 from deployments.replica.model_replica import ModelReplica
 from deployments.replica.probation import Probation
+from deployments.replica.start_phases import EndPhase
 
 MAX_BATCH_SIZE = 32
 BATCH_WAIT_TIMEOUT_S = 0.0
 """Zero, because requests collect in the queue while the device is busy."""
+
+
+LARGE_MODEL_BYTES = 32 * 2**20
+"""From this size on, computing a text of a hundred tokens takes longer than its way over HTTP."""
+
+LAYOUTS: Mapping[Layout, str] = {
+    "packed": "packed without padding",
+    "padded": "padded",
+    "one by one": "run one by one",
+}
+"""Names of the layouts for the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPooler:
+    """A pooler that is ready to run.
+
+    Attributes:
+        pooler: The model, warmed up.
+        loaded: The loaded model that it was made from.
+        plan: The sizes of the replica, and how its share of the device is divided.
+        num_threads: Number of compute threads.
+    """
+
+    pooler: PoolingModel
+    loaded: LoadedPooler
+    plan: ReplicaPlan
+    num_threads: int
+
+    @property
+    def summary(self) -> str:
+        """The log's description of the model: its lanes, dtype, weights, labels and layout."""
+        model, num_labels = self.loaded.model, len(self.loaded.labels)
+        outputs = (
+            f"vectors of {model.width} numbers"
+            if isinstance(model, Embedder)
+            else f"{num_labels} labels"
+        )
+        return (
+            f"{self.pooler.num_lanes} lane(s), {str(model.dtype).removeprefix('torch.')}, "
+            f"{self.loaded.num_weight_bytes / GIB:.3f} GiB of weights, "
+            f"{outputs}, texts of {self.loaded.max_model_len} tokens, "
+            f"{LAYOUTS[self.pooler.layout]}; {self.plan.memory_summary}"
+        )
 
 
 class TextPooler(ModelReplica):
@@ -47,7 +98,7 @@ class TextPooler(ModelReplica):
 
     def _start(self) -> PlacedPooler:
         spec = self._spec
-        config = load_config(spec.source, revision=spec.revision)
+        config = load_config(spec.source, revision=spec.entry.revision)
         self._plan = plan_share(spec, config, self._device, is_pooler=True)
         log_sizes(self._plan)
         self._queue = RequestQueue(QueueLimits(*self._queue_limits({})))
@@ -81,7 +132,7 @@ class TextPooler(ModelReplica):
         set_batching(self._encode, given, MAX_BATCH_SIZE, BATCH_WAIT_TIMEOUT_S)
 
     def _queue_limits(self, given: Mapping[str, float]) -> tuple[int, int | None]:
-        return queue_limits(given, self._spec, self._plan.sizes.max_model_len)
+        return queue_limits(given, self._spec.entry, self._plan.sizes.max_model_len)
 
     async def _check_health(self) -> None:
         self._require_alive()
@@ -202,3 +253,48 @@ class TextPooler(ModelReplica):
     def _stop(self) -> None:
         if hasattr(self, "_worker"):
             self._worker.stop()
+
+
+def place_pooler(
+    plan: ReplicaPlan,
+    device: MemoryDevice,
+    end_phase: EndPhase = lambda name: None,
+    progress: StartProgress | None = None,
+) -> PlacedPooler:
+    """Load a model onto a device and warm it up, on the worker's thread.
+
+    Args:
+        plan: The sizes of the replica.
+        device: The device.
+        end_phase: Notes that a phase has ended.
+        progress: Counts what is downloaded and loaded.
+
+    Raises:
+        UnsupportedModelError: The model can't be served; one line says why.
+        DeviceMemoryError: The share of the device is too small.
+    """
+    entry, source, sizes = plan.spec.entry, plan.spec.source, plan.sizes
+    load = partial(
+        load_pooler,
+        source,
+        task=entry.task,
+        revision=entry.revision,
+        dtype=plan.dtype,
+        device=device.torch_device,
+        max_model_len=sizes.max_model_len,
+    )
+    loaded, plan, num_threads = load_weights(
+        plan, device, load, end_phase, progress, LARGE_MODEL_BYTES
+    )
+    num_lanes = choose_num_lanes(loaded.model, device.torch_device, num_threads)
+    max_batch_s = max_work_s(
+        loaded.num_weight_bytes,
+        max(sizes.max_batched_tokens, loaded.max_model_len),
+        device.torch_device.type,
+    )
+    probe = loaded.probes.of_length(1)
+    pooler = PoolingModel(loaded.model, loaded.layout, probe, num_lanes, max_batch_s)
+    with require_memory(plan):
+        warm_up(pooler, loaded, source, sizes.max_batched_tokens)
+    end_phase("warm-up")
+    return PlacedPooler(pooler, loaded, plan, num_threads)

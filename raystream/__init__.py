@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from deployments.contract.errors import InvalidRequestError as InvalidRequestError
     from deployments.contract.errors import OverloadedError as OverloadedError
     from deployments.contract.errors import RaystreamError as RaystreamError
+    from deployments.contract.model_spec import ModelConfig as ModelConfig
     from raystream.applications import connect as connect
     from raystream.engine import Engine as Engine
     from raystream.model import Delta as Delta
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from serve_app.app import build as build
     from serve_app.app import build_app as build_app
     from serve_app.config import AppConfig as AppConfig
-    from serve_app.config import ModelConfig as ModelConfig
 
 PACKAGES = ("serve_app", "deployments", "loadtest")
 
@@ -65,7 +65,7 @@ _HOMES = MappingProxyType(
         "Engine": "raystream.engine",
         "InvalidRequestError": "deployments.contract.errors",
         "Model": "raystream.model",
-        "ModelConfig": "serve_app.config",
+        "ModelConfig": "deployments.contract.model_spec",
         "OverloadedError": "deployments.contract.errors",
         "RaystreamError": "deployments.contract.errors",
         "build": "serve_app.app",

@@ -22,13 +22,14 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatusOverview
 
 from deployments.contract.errors import ModelNotFoundError, RaystreamError, ReplicaUnavailableError
+from deployments.contract.model_spec import deployment_name_of
 from serve_app.api.intake.context import ApiContext
 from serve_app.backends.models.serving_states import ServingStates
 from serve_app.backends.replicas.handles import Handle, translated_errors
 from serve_app.clock import SystemClock
 from serve_app.commands.run.server_record import own_servers
 from serve_app.commands.server_environment import AUTH_MODE, TOKEN_FILE
-from serve_app.config import INGRESS_NAME, MODELS_NAME, deployment_name_of
+from serve_app.config import INGRESS_NAME, MODELS_NAME
 from serve_app.images.fetcher import ImageFetcher
 from serve_app.middleware.auth import is_loopback
 from serve_app.served_models import ApplicationDescription, HandleModels, catalog_of

@@ -22,9 +22,10 @@ import torch
 from pydantic import ValidationError
 from tqdm.auto import tqdm
 
+from deployments.contract.descriptions import Task
 from deployments.contract.errors import RaystreamError, WrongTaskError
 from deployments.contract.generation import GenerationRequest
-from deployments.contract.model_spec import ModelSpec, Task
+from deployments.contract.model_spec import ModelConfig, ModelSpec, number
 from deployments.contract.pooling import PoolingRequest
 from deployments.device.device import MemoryDevice, open_device
 from deployments.generator.prompt_encoder import EncodedPrompt
@@ -55,7 +56,7 @@ from serve_app.backends.models.catalog import ModelCatalog
 from serve_app.backends.replicas.generation import HandleGenerationBackend
 from serve_app.backends.replicas.pooling import HandlePoolingBackend
 from serve_app.clock import SystemClock
-from serve_app.config import LimitsConfig, ModelConfig, model_id_of, number
+from serve_app.config import LimitsConfig, model_id_of
 from serve_app.images.fetcher import ImageFetcher
 from serve_app.sharing import to_spec
 
@@ -362,12 +363,12 @@ def _spec_of(source: str, task: Task, settings: dict[str, Any]) -> ModelSpec:
 
 def _open_device(spec: ModelSpec) -> MemoryDevice:
     """Open the device; Ray, if it runs, has assigned none to this process."""
-    return open_device(spec.device, has_gpu=spec.num_gpus > 0)
+    return open_device(spec.entry.device, has_gpu=spec.num_gpus > 0)
 
 
 def _load(spec: ModelSpec) -> TextGenerator | TextPooler:
     kind: type[TextGenerator] | type[TextPooler]
-    kind = _Generator if spec.task == "generate" else _Pooler
+    kind = _Generator if spec.entry.task == "generate" else _Pooler
     # Serve's loggers write to the terminal, and how long a start took is news only in a server.
     logger = logging.getLogger("ray.serve.raystream.replica")
     level = logger.level

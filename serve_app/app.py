@@ -17,7 +17,7 @@ from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeApplicationSchema
 
-from deployments.contract.model_spec import ModelSpec
+from deployments.contract.model_spec import ModelConfig, ModelSpec, number
 from deployments.contract.user_config import given_settings
 from deployments.engine.model.loader import load_config as load_generator_config
 from deployments.plan.model_shape import ModelShape
@@ -38,9 +38,7 @@ from serve_app.config import (
     MODELS_NAME,
     AppConfig,
     AuthConfig,
-    ModelConfig,
     model_id_of,
-    number,
 )
 from serve_app.ingress import Ingress, listening_host, listening_options
 from serve_app.keys.api_keys import ApiKeysError, KeyRing, load_api_keys

@@ -1,24 +1,23 @@
 """The configuration under `args:` in serve_config.yaml.
 
-Every limit is defined here. An unknown key is refused, and the error suggests the nearest known
-one. `make table` makes docs/configuration.md from the fields and the docstrings below them.
+Every limit is defined here but those of a model's entry, which its replicas share
+(`deployments.contract.model_spec`). An unknown key is refused, and the error suggests the nearest
+known one. `make table` makes docs/configuration.md from the fields and the docstrings below them.
 `serve_app.commands.check.check` checks Ray's own sections of the file.
 """
 
 import os
 import re
-from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from deployments.contract.model_spec import MAX_AUTO_SEQS, Task
+from deployments.contract.model_spec import ModelConfig
 from deployments.contract.sampling_params import MAX_NUM_STOPS
+from deployments.contract.strict_model import StrictModel
 from deployments.contract.tracing import TracingSettings
-
-T = TypeVar("T")
 
 INGRESS_NAME = "Ingress"
 """The ingress's deployment in Ray."""
@@ -28,9 +27,6 @@ LEDGER_NAME = "KeyLedger"
 
 MODELS_NAME = "ServedModels"
 """The deployment that describes the models of an application without an ingress of ours."""
-
-ONGOING_MARGIN = 64
-"""Calls to a model's replica beyond those it admits: probes, and requests about to be refused."""
 
 Origin = Annotated[str, Field(max_length=1024, pattern=r"^(\*|https?://[^/?#@\s*]+)$")]
 """Where a web page comes from; `*` stands for anywhere."""
@@ -51,27 +47,6 @@ MAX_NUM_TEXTS = 8192
 """The highest `max_num_texts`: longer lists are refused without being read."""
 
 
-Auto = Literal["auto"]
-"""The value of a setting that is chosen at the start."""
-
-
-def number(value: Auto | T) -> T | None:
-    """Return a setting's number; None if it is chosen at the start."""
-    return None if value == "auto" else value
-
-
-def unknown_key_message(key: str, known: list[str]) -> str:
-    """Return a message with the unknown key and the nearest known key, or all of them."""
-    near = get_close_matches(key, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
-    return f"unknown key {key!r}: {hint}"
-
-
-def deployment_name_of(model_id: str) -> str:
-    """Return the name of a model's deployment in Ray, whose file names allow no slash."""
-    return model_id.replace("/", "--")
-
-
 def model_id_of(source: str, num_parts: int = 1) -> str:
     """Return an id that a model gets by its folder or hub repository.
 
@@ -85,216 +60,6 @@ def model_id_of(source: str, num_parts: int = 1) -> str:
     parts = [part for part in path.parts if part != "/"][-num_parts:]
     named = "/".join(re.sub(r"[^A-Za-z0-9._-]+", "-", part) for part in parts)
     return named.strip("-._/")[:96] or "model"
-
-
-class StrictModel(BaseModel):
-    """A section of the configuration; unknown keys are errors with a hint."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown_keys(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            known = list(cls.model_fields)
-            unknown = [str(key) for key in data if key not in known]
-            if unknown:
-                raise ValueError("; ".join(unknown_key_message(key, known) for key in unknown))
-        return data
-
-
-GENERATION_KEYS = (
-    "quantization",
-    "max_num_seqs",
-    "kv_cache_memory_bytes",
-    "prefix_caching",
-    "cuda_graphs",
-    "tool_call_parser",
-    "reasoning_parser",
-)
-"""Keys of a model's entry that are refused unless it generates."""
-
-
-class ModelConfig(StrictModel):
-    """One model: where it comes from, where it runs and how much it may hold."""
-
-    id: str = Field(min_length=1, max_length=96, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
-    """The name that clients use. The model's deployment has the same name, with each `/` written as
-    `--`.
-    """
-    source: str = Field(min_length=1)
-    """A local folder, or the id of a hub repository. `~` is the user's home. A relative folder
-    starts from the folder of this file with `raystream serve`, `deploy`, `plan` and `download`,
-    from the folder that Ray was started in with `serve run` and `serve deploy`, or else from the
-    shipped models; what is no folder there is an id.
-    """
-    revision: str | None = None
-    """A commit of the hub repository; null takes the newest."""
-    task: Task = "generate"
-    """Whether the model generates text, classifies texts or embeds them: turns them into vectors.
-    A cross-encoder, which says how well two texts fit, classifies with one label. Unless the model
-    generates, its limits on tokens count those of the texts, and `quantization`, `max_num_seqs`,
-    `kv_cache_memory_bytes`, `prefix_caching`, `cuda_graphs` and the parsers are refused.
-    """
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """The weights' type on the device. auto keeps the files' type, but on a CPU float16 becomes
-    float32, and so does every type if the CPU lacks AVX512_BF16.
-    """
-    quantization: Literal["int8", "int4"] | None = None
-    """int8 and int4 hold the language model's linear layers in about a half and a quarter of
-    bfloat16's bytes: decoding is faster, and texts differ from those of the original weights,
-    slightly in int8 and visibly in int4. Only on a CPU. null leaves them as `dtype` says.
-    """
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model computes. auto takes the GPU that Ray assigned, else the CPU."""
-    num_gpus: Auto | float = "auto"
-    """GPUs that Ray reserves for each replica: 0, or a share of one. auto is `gpu_share` if the
-    cluster has GPUs when the file is deployed, else 0.
-    """
-    gpu_share: Auto | Annotated[float, Field(gt=0, le=1)] = "auto"
-    """The share of a GPU that `num_gpus: auto` asks for; a replica allocates no more than it. auto
-    is a whole GPU if there is one for each model of the file, else what the model needs beside the
-    others. `raystream plan` shows it.
-    """
-    num_cpus: Auto | Annotated[float, Field(ge=0)] = "auto"
-    """CPUs that Ray reserves for each replica. It decides where a replica fits and limits nothing.
-    auto is 1, or less if all replicas of the file need less to fit on the nodes that the cluster
-    has when the file is deployed. Where nodes are added with the load, write a number.
-    """
-    num_threads: Auto | Annotated[int, Field(ge=1, le=1024)] = "auto"
-    """Threads that a model on a CPU computes with. auto takes all cores for large models, and all
-    but one for small ones.
-    """
-    max_model_len: Auto | Annotated[int, Field(ge=2)] = "auto"
-    """The most tokens of prompt and answer together. Unless the model generates, the most tokens of
-    one text, special ones included, or as many as the model reads if that is less. auto, here and
-    in the next two, lets each replica choose by its model and device: as many as the model can take
-    and the memory holds. The replica's log tells the numbers.
-    """
-    max_num_seqs: Auto | Annotated[int, Field(ge=1)] = "auto"
-    """The most sequences that run at once, if their tokens fit into the KV memory. auto is up to
-    256 on a GPU, and up to 16 on a CPU.
-    """
-    max_batched_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
-    """The most tokens of one engine step (decode rows and prefill chunks), or of one micro-batch of
-    texts. auto is 2048, but 512 for steps on a CPU.
-    """
-    kv_cache_memory_bytes: Auto | Annotated[int, Field(ge=1)] = "auto"
-    """The most memory that each replica takes for keys and values, which bounds how many sequences
-    run at once, and how long they may be. On a CPU it is only reserved: memory is taken when
-    sequences need it, and given back some seconds after it is free. auto is a quarter of the
-    machine's memory, or of the container's limit, on a CPU, and all that the share leaves on a GPU;
-    no number gives more than is free at the start.
-    """
-    max_queued_requests: int = Field(default=64, ge=0)
-    """Sequences that may wait for their turn on each replica; each prompt counts once for each of
-    its answers (`n`). Unless the model generates, HTTP requests that may wait for the device,
-    whatever their number of texts. Further requests get a 503 with `Retry-After`. `user_config` of
-    the model's deployment can change this limit, and `max_queued_tokens`, while the model runs.
-    """
-    max_queued_tokens: int | None = Field(default=None, ge=0)
-    """Tokens that may wait on each replica: those of prompts, and those that may be generated.
-    Without max_tokens a sequence counts with its default length: completions' 16, or the generation
-    config's `max_new_tokens`, or all that `max_model_len` leaves. null limits only the number of
-    sequences. At least `max_model_len`; one that the replica has chosen raises it to as much.
-    """
-    prefix_caching: bool = True
-    """Whether the common beginning of prompts (a system prompt, earlier turns) is computed once.
-    All clients share the cache, so from the time of its first token a client can tell whether
-    another client's prompt began like its own; false prevents that.
-    """
-    cuda_graphs: bool = True
-    """Whether decode steps on a GPU are captured and launched as a whole, which takes some memory;
-    false launches them kernel by kernel. Has no effect on a CPU.
-    """
-    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "none"] = "auto"
-    """How the model writes tool calls. auto asks its chat template, none refuses tools; the names
-    are vLLM's.
-    """
-    reasoning_parser: Literal["auto", "qwen3", "deepseek_r1", "none"] = "auto"
-    """How the model marks its reasoning, which answers hold separately. auto asks its chat
-    template, deepseek_r1 takes text without `<think>` for reasoning too, none leaves it in the
-    content; the names are vLLM's.
-    """
-
-    @model_validator(mode="after")
-    def _check_consistency(self) -> Self:
-        if self.num_gpus != "auto" and not 0 <= self.num_gpus <= 1:
-            raise ValueError("num_gpus must be 'auto', or from 0 to 1: a replica runs on one GPU")
-        if self.task != "generate":
-            self._check_pooler()
-        if self.quantization is not None and self._runs_on_gpu:
-            raise ValueError(
-                f"quantization {self.quantization!r} runs only on a CPU; write `device: cpu` "
-                "and `num_gpus: 0`, or `quantization: null`"
-            )
-        num_seqs, step_tokens = number(self.max_num_seqs), number(self.max_batched_tokens)
-        if self.task == "generate" and num_seqs and step_tokens and step_tokens < num_seqs:
-            raise ValueError(
-                f"max_batched_tokens ({step_tokens}) must be at least max_num_seqs ({num_seqs}): "
-                "each running sequence needs one token in every step"
-            )
-        if self.max_queued_tokens is not None and self.has_too_few_tokens(self.max_queued_tokens):
-            message = self.too_few_tokens_message(self.max_queued_tokens)
-            raise ValueError(f"max_queued_tokens: {message}")
-        return self
-
-    def _check_pooler(self) -> None:
-        unusable = [key for key in GENERATION_KEYS if key in self.model_fields_set]
-        if unusable:
-            raise ValueError(f"task {self.task!r} has no {', '.join(unusable)}; leave that out")
-
-    def has_too_few_tokens(self, max_queued_tokens: int) -> bool:
-        """Return whether a single request of full length would exceed a limit on tokens.
-
-        A length that the replica chooses is not known here; the replica then raises the limit to
-        it.
-        """
-        max_model_len = number(self.max_model_len)
-        return max_model_len is not None and max_queued_tokens < max_model_len
-
-    def too_few_tokens_message(self, max_queued_tokens: int) -> str:
-        """Return the message for a limit that a single request of full length would exceed."""
-        return (
-            f"{max_queued_tokens} is less than max_model_len ({self.max_model_len}), so the "
-            "longest requests could never be queued; raise it, or write null"
-        )
-
-    def ongoing_requests(self, max_queued_requests: int | None = None) -> int:
-        """Return how many calls a replica must accept at once so that none waits in Ray's router.
-
-        Args:
-            max_queued_requests: The value in `user_config`, if it replaces this entry's.
-        """
-        max_queued = (
-            self.max_queued_requests if max_queued_requests is None else max_queued_requests
-        )
-        # A pooler's device takes the whole queue at once; then the queue may fill up again.
-        num_running = self._most_seqs if self.task == "generate" else max_queued + 1
-        return num_running + max_queued + ONGOING_MARGIN
-
-    @property
-    def _most_seqs(self) -> int:
-        """The most sequences that run at once, whatever the replica chooses."""
-        return number(self.max_num_seqs) or MAX_AUTO_SEQS
-
-    @property
-    def _runs_on_gpu(self) -> bool:
-        """Whether the entry explicitly asks for a GPU; with only `auto` it may get one or not."""
-        has_share = self.num_gpus != "auto" and self.num_gpus > 0
-        return self.device == "cuda" or (self.device == "auto" and has_share)
-
-    @property
-    def max_num_admitted(self) -> int:
-        """The most requests that one replica admits, running and waiting."""
-        return self.max_queued_requests + (self._most_seqs if self.task == "generate" else 1)
-
-    @property
-    def deployment_name(self) -> str:
-        """The name of the model's deployment in Ray."""
-        return deployment_name_of(self.id)
 
 
 class LimitsConfig(StrictModel):

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Final
 
-from serve_app.config import INGRESS_NAME, LEDGER_NAME, AppConfig, number
+from deployments.contract.model_spec import number
+from serve_app.config import INGRESS_NAME, LEDGER_NAME, AppConfig
 
 INGRESS_NUM_CPUS: Final = 0.2
 """What Ray reserves for the ingress if the file says nothing; Ray's own default is a whole core."""

@@ -112,11 +112,11 @@ class HandleModels:
     """The models of an application behind Serve's handles.
 
     Attributes:
-        generators: See `ModelBackends`; so are the next four.
-        classifiers: See there.
-        embedders: See there.
-        replicas: See there.
-        describe_files: See there.
+        generators: Those that generate; the first is their default.
+        classifiers: Those that classify.
+        embedders: Those that embed.
+        replicas: The replicas of each model that may have none.
+        describe_files: Describes a model that sleeps, by its id.
         running: The replicas of every model.
         ask_states: Asks for the states of the deployments.
         watches: Coroutines that run for as long as requests are made.

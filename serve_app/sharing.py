@@ -6,10 +6,9 @@ Nothing here imports torch or Ray: `raystream plan` needs both only where replic
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from deployments.contract.model_spec import ModelSpec
+from deployments.contract.model_spec import ModelConfig, ModelSpec, number
 from deployments.plan.model_shape import ModelShape
 from deployments.plan.replica_plan import MIN_SHARE, shares_side_by_side, typical_bytes
-from serve_app.config import ModelConfig, number
 from serve_app.shipped_files import SHIPPED
 
 ReadShape = Callable[[ModelConfig], ModelShape]
@@ -120,33 +119,13 @@ def _need(model: ModelConfig, shape: ModelShape) -> int:
 
 
 def to_spec(model: ModelConfig, num_gpus: float) -> ModelSpec:
-    """Return what a model's replicas need to know.
+    """Return what a model's replicas are created with.
 
     Args:
         model: The model's entry.
         num_gpus: The share of a GPU that each replica gets.
     """
-    return ModelSpec(
-        id=model.id,
-        source=_resolve_source(model.source),
-        revision=model.revision,
-        dtype=model.dtype,
-        device=model.device,
-        num_gpus=num_gpus,
-        num_threads=number(model.num_threads),
-        max_model_len=number(model.max_model_len),
-        max_num_seqs=number(model.max_num_seqs),
-        max_batched_tokens=number(model.max_batched_tokens),
-        kv_cache_memory_bytes=number(model.kv_cache_memory_bytes),
-        max_queued_requests=model.max_queued_requests,
-        max_queued_tokens=model.max_queued_tokens,
-        prefix_caching=model.prefix_caching,
-        quantization=model.quantization,
-        cuda_graphs=model.cuda_graphs,
-        tool_call_parser=model.tool_call_parser,
-        reasoning_parser=model.reasoning_parser,
-        task=model.task,
-    )
+    return ModelSpec(model, _resolve_source(model.source), num_gpus)
 
 
 def _resolve_source(source: str) -> str:

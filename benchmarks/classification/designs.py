@@ -13,7 +13,7 @@ from benchmarks.baselines.batch_on_arrival import BatchOnArrival
 from benchmarks.baselines.piece_per_call import PiecePerCall
 from benchmarks.baselines.queue_batcher import QueueBatcher
 from deployments.contract.generation import Refused
-from deployments.contract.model_spec import ModelSpec
+from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.contract.pooling import PoolingRequest
 from deployments.pooling.device_worker import BatchStats
 from deployments.text_pooler import TextPooler
@@ -95,19 +95,17 @@ class CountedClassifier(TextPooler):
 
 def spec_of(folder: str) -> ModelSpec:
     """Return the spec of a replica of this model, with an unlimited queue."""
-    return ModelSpec(
+    entry = ModelConfig(
         id="benchmark",
         source=folder,
-        revision=None,
+        task="classify",
         dtype="bfloat16",
         device="cpu",
-        num_gpus=0,
-        num_threads=None,
         max_model_len=512,
-        max_num_seqs=1,
         max_batched_tokens=MAX_BATCHED_TOKENS,
         max_queued_requests=NO_LIMIT,
     )
+    return ModelSpec(entry, folder, 0)
 
 
 def stock_pipeline(folder: str) -> Callable[[Sequence[str]], Sequence[object]]:

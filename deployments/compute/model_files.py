@@ -240,21 +240,49 @@ def _has_number(error: BaseException | None, *numbers: int) -> bool:
     return False
 
 
-def require_all_weights(
-    source: str, info: Mapping[str, Any], advice: str = "", optional: str = ""
-) -> None:
-    """Refuse a model some of whose weights transformers has initialised at random.
+def load_weights(
+    auto: Any,
+    source: str,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    revision: str | None,
+    *,
+    advice: str = "",
+    optional: str = "",
+) -> PreTrainedModel:
+    """Load a model with its weights, all of which must be in its files.
 
     Args:
-        source: The model, for the message.
-        info: What `from_pretrained` says with `output_loading_info`. With `ignore_mismatched_sizes`
-            weights of other shapes stand there; without it, the error points to a table in the log.
+        auto: The class of transformers that finds the model's own, such as `AutoModel`.
+        source: A folder, or the id of a hub repository.
+        config: The model's configuration.
+        dtype: The type of the weights.
+        revision: A commit of the hub repository.
         advice: How the message about missing weights ends.
         optional: Weights whose names begin so may be missing; empty if none may.
 
     Raises:
         UnsupportedModelError: Weights are missing, or don't fit.
+        Exception: What transformers raises; see `wrap_load_errors`.
     """
+    model: PreTrainedModel
+    model, info = auto.from_pretrained(
+        source,
+        config=config,
+        dtype=dtype,
+        revision=revision,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+        # Otherwise the error about weights of other shapes points to a table in the log.
+        ignore_mismatched_sizes=True,
+    )
+    _require_all_weights(source, info, advice, optional)
+    return model
+
+
+def _require_all_weights(source: str, info: Mapping[str, Any], advice: str, optional: str) -> None:
+    """Refuse a model some of whose weights transformers has initialised at random."""
     for name, stored, expected in sorted(info["mismatched_keys"]):
         raise UnsupportedModelError(
             f"can't load {source!r}: {len(info['mismatched_keys'])} of its weights have other "

@@ -1,8 +1,12 @@
 """What a replica says about its model."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from deployments.contract.sampling_params import ReasoningTokens, SamplingParams
+
+Task = Literal["generate", "classify", "embed"]
+"""What a model does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,70 +1,254 @@
-"""The settings that a model replica is created with."""
+"""A model's entry in the configuration file, and the spec that its replicas are created with.
+
+The entry is the only list of a model's keys. It travels whole; a spec adds what depends on the
+cluster. Pydantic checks it, so the engine and the poolers know neither: they take single values.
+"""
 
 import os
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Annotated, Final, Literal, Self, TypeVar
 
+from pydantic import Field, model_validator
+
+from deployments.contract.descriptions import Task
+from deployments.contract.strict_model import StrictModel
 from deployments.contract.tracing import TracingSettings
+
+T = TypeVar("T")
 
 MAX_AUTO_SEQS: Final = 256
 """The most sequences that run at once if a replica may choose; vLLM's default is the same."""
 
-Task = Literal["generate", "classify", "embed"]
-"""What a model does."""
+ONGOING_MARGIN = 64
+"""Calls to a model's replica beyond those it admits: probes, and requests about to be refused."""
+
+Auto = Literal["auto"]
+"""The value of a setting that is chosen at the start."""
+
+
+def number(value: Auto | T) -> T | None:
+    """Return a setting's number; None if it is chosen at the start."""
+    return None if value == "auto" else value
+
+
+def deployment_name_of(model_id: str) -> str:
+    """Return the name of a model's deployment in Ray, whose file names allow no slash."""
+    return model_id.replace("/", "--")
+
+
+GENERATION_KEYS = (
+    "quantization",
+    "max_num_seqs",
+    "kv_cache_memory_bytes",
+    "prefix_caching",
+    "cuda_graphs",
+    "tool_call_parser",
+    "reasoning_parser",
+)
+"""Keys of a model's entry that are refused unless it generates."""
+
+
+class ModelConfig(StrictModel):
+    """One model: where it comes from, where it runs and how much it may hold."""
+
+    id: str = Field(min_length=1, max_length=96, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+    """The name that clients use. The model's deployment has the same name, with each `/` written as
+    `--`.
+    """
+    source: str = Field(min_length=1)
+    """A local folder, or the id of a hub repository. `~` is the user's home. A relative folder
+    starts from the folder of this file with `raystream serve`, `deploy`, `plan` and `download`,
+    from the folder that Ray was started in with `serve run` and `serve deploy`, or else from the
+    shipped models; what is no folder there is an id.
+    """
+    revision: str | None = None
+    """A commit of the hub repository; null takes the newest."""
+    task: Task = "generate"
+    """Whether the model generates text, classifies texts or embeds them: turns them into vectors.
+    A cross-encoder, which says how well two texts fit, classifies with one label. Unless the model
+    generates, its limits on tokens count those of the texts, and `quantization`, `max_num_seqs`,
+    `kv_cache_memory_bytes`, `prefix_caching`, `cuda_graphs` and the parsers are refused.
+    """
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """The weights' type on the device. auto keeps the files' type, but on a CPU float16 becomes
+    float32, and so does every type if the CPU lacks AVX512_BF16.
+    """
+    quantization: Literal["int8", "int4"] | None = None
+    """int8 and int4 hold the language model's linear layers in about a half and a quarter of
+    bfloat16's bytes: decoding is faster, and texts differ from those of the original weights,
+    slightly in int8 and visibly in int4. Only on a CPU. null leaves them as `dtype` says.
+    """
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model computes. auto takes the GPU that Ray assigned, else the CPU."""
+    num_gpus: Auto | float = "auto"
+    """GPUs that Ray reserves for each replica: 0, or a share of one. auto is `gpu_share` if the
+    cluster has GPUs when the file is deployed, else 0.
+    """
+    gpu_share: Auto | Annotated[float, Field(gt=0, le=1)] = "auto"
+    """The share of a GPU that `num_gpus: auto` asks for; a replica allocates no more than it. auto
+    is a whole GPU if there is one for each model of the file, else what the model needs beside the
+    others. `raystream plan` shows it.
+    """
+    num_cpus: Auto | Annotated[float, Field(ge=0)] = "auto"
+    """CPUs that Ray reserves for each replica. It decides where a replica fits and limits nothing.
+    auto is 1, or less if all replicas of the file need less to fit on the nodes that the cluster
+    has when the file is deployed. Where nodes are added with the load, write a number.
+    """
+    num_threads: Auto | Annotated[int, Field(ge=1, le=1024)] = "auto"
+    """Threads that a model on a CPU computes with. auto takes all cores for large models, and all
+    but one for small ones.
+    """
+    max_model_len: Auto | Annotated[int, Field(ge=2)] = "auto"
+    """The most tokens of prompt and answer together. Unless the model generates, the most tokens of
+    one text, special ones included, or as many as the model reads if that is less. auto, here and
+    in the next two, lets each replica choose by its model and device: as many as the model can take
+    and the memory holds. The replica's log tells the numbers.
+    """
+    max_num_seqs: Auto | Annotated[int, Field(ge=1)] = "auto"
+    """The most sequences that run at once, if their tokens fit into the KV memory. auto is up to
+    256 on a GPU, and up to 16 on a CPU.
+    """
+    max_batched_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
+    """The most tokens of one engine step (decode rows and prefill chunks), or of one micro-batch of
+    texts. auto is 2048, but 512 for steps on a CPU.
+    """
+    kv_cache_memory_bytes: Auto | Annotated[int, Field(ge=1)] = "auto"
+    """The most memory that each replica takes for keys and values, which bounds how many sequences
+    run at once, and how long they may be. On a CPU it is only reserved: memory is taken when
+    sequences need it, and given back some seconds after it is free. auto is a quarter of the
+    machine's memory, or of the container's limit, on a CPU, and all that the share leaves on a GPU;
+    no number gives more than is free at the start.
+    """
+    max_queued_requests: int = Field(default=64, ge=0)
+    """Sequences that may wait for their turn on each replica; each prompt counts once for each of
+    its answers (`n`). Unless the model generates, HTTP requests that may wait for the device,
+    whatever their number of texts. Further requests get a 503 with `Retry-After`. `user_config` of
+    the model's deployment can change this limit, and `max_queued_tokens`, while the model runs.
+    """
+    max_queued_tokens: int | None = Field(default=None, ge=0)
+    """Tokens that may wait on each replica: those of prompts, and those that may be generated.
+    Without max_tokens a sequence counts with its default length: completions' 16, or the generation
+    config's `max_new_tokens`, or all that `max_model_len` leaves. null limits only the number of
+    sequences. At least `max_model_len`; one that the replica has chosen raises it to as much.
+    """
+    prefix_caching: bool = True
+    """Whether the common beginning of prompts (a system prompt, earlier turns) is computed once.
+    All clients share the cache, so from the time of its first token a client can tell whether
+    another client's prompt began like its own; false prevents that.
+    """
+    cuda_graphs: bool = True
+    """Whether decode steps on a GPU are captured and launched as a whole, which takes some memory;
+    false launches them kernel by kernel. Has no effect on a CPU.
+    """
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "none"] = "auto"
+    """How the model writes tool calls. auto asks its chat template, none refuses tools; the names
+    are vLLM's.
+    """
+    reasoning_parser: Literal["auto", "qwen3", "deepseek_r1", "none"] = "auto"
+    """How the model marks its reasoning, which answers hold separately. auto asks its chat
+    template, deepseek_r1 takes text without `<think>` for reasoning too, none leaves it in the
+    content; the names are vLLM's.
+    """
+
+    @model_validator(mode="after")
+    def _check_consistency(self) -> Self:
+        if self.num_gpus != "auto" and not 0 <= self.num_gpus <= 1:
+            raise ValueError("num_gpus must be 'auto', or from 0 to 1: a replica runs on one GPU")
+        if self.task != "generate":
+            self._check_pooler()
+        if self.quantization is not None and self._runs_on_gpu:
+            raise ValueError(
+                f"quantization {self.quantization!r} runs only on a CPU; write `device: cpu` "
+                "and `num_gpus: 0`, or `quantization: null`"
+            )
+        num_seqs, step_tokens = number(self.max_num_seqs), number(self.max_batched_tokens)
+        if self.task == "generate" and num_seqs and step_tokens and step_tokens < num_seqs:
+            raise ValueError(
+                f"max_batched_tokens ({step_tokens}) must be at least max_num_seqs ({num_seqs}): "
+                "each running sequence needs one token in every step"
+            )
+        if self.max_queued_tokens is not None and self.has_too_few_tokens(self.max_queued_tokens):
+            message = self.too_few_tokens_message(self.max_queued_tokens)
+            raise ValueError(f"max_queued_tokens: {message}")
+        return self
+
+    def _check_pooler(self) -> None:
+        unusable = [key for key in GENERATION_KEYS if key in self.model_fields_set]
+        if unusable:
+            raise ValueError(f"task {self.task!r} has no {', '.join(unusable)}; leave that out")
+
+    def has_too_few_tokens(self, max_queued_tokens: int) -> bool:
+        """Return whether a single request of full length would exceed a limit on tokens.
+
+        A length that the replica chooses is not known here; the replica then raises the limit to
+        it.
+        """
+        max_model_len = number(self.max_model_len)
+        return max_model_len is not None and max_queued_tokens < max_model_len
+
+    def too_few_tokens_message(self, max_queued_tokens: int) -> str:
+        """Return the message for a limit that a single request of full length would exceed."""
+        return (
+            f"{max_queued_tokens} is less than max_model_len ({self.max_model_len}), so the "
+            "longest requests could never be queued; raise it, or write null"
+        )
+
+    def ongoing_requests(self, max_queued_requests: int | None = None) -> int:
+        """Return how many calls a replica must accept at once so that none waits in Ray's router.
+
+        Args:
+            max_queued_requests: The value in `user_config`, if it replaces this entry's.
+        """
+        max_queued = (
+            self.max_queued_requests if max_queued_requests is None else max_queued_requests
+        )
+        # A pooler's device takes the whole queue at once; then the queue may fill up again.
+        num_running = self._most_seqs if self.task == "generate" else max_queued + 1
+        return num_running + max_queued + ONGOING_MARGIN
+
+    @property
+    def _most_seqs(self) -> int:
+        """The most sequences that run at once, whatever the replica chooses."""
+        return number(self.max_num_seqs) or MAX_AUTO_SEQS
+
+    @property
+    def _runs_on_gpu(self) -> bool:
+        """Whether the entry explicitly asks for a GPU; with only `auto` it may get one or not."""
+        has_share = self.num_gpus != "auto" and self.num_gpus > 0
+        return self.device == "cuda" or (self.device == "auto" and has_share)
+
+    @property
+    def max_num_admitted(self) -> int:
+        """The most requests that one replica admits, running and waiting."""
+        return self.max_queued_requests + (self._most_seqs if self.task == "generate" else 1)
+
+    @property
+    def deployment_name(self) -> str:
+        """The name of the model's deployment in Ray."""
+        return deployment_name_of(self.id)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One model, with all settings that depend on the cluster resolved.
+    """One model, with the settings that depend on the cluster resolved.
 
     Attributes:
-        id: The name that clients ask for.
+        entry: The model's entry in the file. Values that are still auto there each replica chooses
+            by its device; see `deployments.plan.replica_plan`.
         source: An absolute folder, or the id of a hub repository.
-        revision: A commit of the hub repository; None means the newest.
-        dtype: auto, float32, bfloat16 or float16.
-        device: auto, cpu or cuda.
         num_gpus: What Ray reserves for each replica: 0, or a share of one GPU.
-        num_threads: Threads that a CPU model computes with; None means chosen by its size.
-        max_model_len: The most tokens of prompt and answer together. None, here and in the next
-            two, lets each replica choose by its device; see `deployments.plan.replica_plan`.
-        max_num_seqs: The most sequences that run at once, if their tokens fit into the KV memory.
-        max_batched_tokens: The most tokens of one engine step, or of a pooler's micro-batch.
-        kv_cache_memory_bytes: The most that keys and values take; None, here too, for what suits
-            the device.
-        max_queued_requests: The most requests that may wait. A text model counts sequences: each
-            prompt of an HTTP request counts once per answer (`n`). A pooler counts HTTP
-            requests, whatever their number of texts.
-        max_queued_tokens: The most tokens that may wait. A text model counts each sequence's prompt
-            and the tokens that it may generate. None means no limit on tokens.
-        prefix_caching: Whether sequences share prefixes; see `EngineLimits`.
-        quantization: int8, int4, or None; see `deployments.compute.cpu.linear.quantization`.
-        cuda_graphs: Whether decode steps on a GPU are captured; see `EngineLimits`.
-        tool_call_parser: auto, none or a key of `FORMATS` in `tool_call_format`.
-        reasoning_parser: auto, none or a key of `REASONING_FORMATS` in `reasoning_format`.
-        task: What the model does.
         tracing: Where the replicas' spans go; None turns tracing off.
     """
 
-    id: str
+    entry: ModelConfig
     source: str
-    revision: str | None
-    dtype: str
-    device: str
     num_gpus: float
-    num_threads: int | None
-    max_model_len: int | None
-    max_num_seqs: int | None
-    max_batched_tokens: int | None
-    kv_cache_memory_bytes: int | None = None
-    max_queued_requests: int = 64
-    max_queued_tokens: int | None = None
-    prefix_caching: bool = True
-    quantization: str | None = None
-    cuda_graphs: bool = True
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
-    task: Task = "generate"
     tracing: TracingSettings | None = None
+
+    @property
+    def id(self) -> str:
+        """The name that clients ask for."""
+        return self.entry.id
 
     @property
     def root(self) -> str:

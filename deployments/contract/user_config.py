@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any, Final
 
-from deployments.contract.model_spec import ModelSpec
+from deployments.contract.model_spec import ModelConfig
 
 LEAST: Final[Mapping[str, int]] = {
     "max_batch_size": 1,
@@ -51,23 +51,21 @@ def _number(key: str, value: object) -> float:
 
 
 def queue_limits(
-    given: Mapping[str, float], spec: ModelSpec, max_model_len: int
+    given: Mapping[str, float], entry: ModelConfig, max_model_len: int
 ) -> tuple[int, int | None]:
     """Return `max_queued_requests` and `max_queued_tokens`; the model entry has the defaults.
 
-    See `ModelSpec` for what they count.
-
     Args:
         given: See `given_settings`.
-        spec: The model's entry.
+        entry: The model's entry.
         max_model_len: The most tokens of a sequence. If the replica has chosen it, as many tokens
             may wait, so that the longest sequence can.
     """
-    max_requests = given.get("max_queued_requests", spec.max_queued_requests)
-    max_tokens = given.get("max_queued_tokens", spec.max_queued_tokens)
+    max_requests = given.get("max_queued_requests", entry.max_queued_requests)
+    max_tokens = given.get("max_queued_tokens", entry.max_queued_tokens)
     if max_tokens is None:
         return int(max_requests), None
-    least = max_model_len if spec.max_model_len is None else 0
+    least = max_model_len if entry.max_model_len == "auto" else 0
     return int(max_requests), max(int(max_tokens), least)
 
 

@@ -5,7 +5,7 @@ import time
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from deployments.contract.descriptions import ModelDescription
-from deployments.contract.model_spec import ModelSpec
+from deployments.contract.model_spec import ModelSpec, number
 from deployments.engine.model.loader import LoadedModel, load_config, load_text_side
 from deployments.generator.chat_template import choose_tool_call_format, special_marks
 from deployments.generator.default_sampling import default_sampling
@@ -35,11 +35,13 @@ def describe_files(spec: ModelSpec) -> ModelDescription:
     Raises:
         UnsupportedModelError: Files are missing, or the engine can't run the model.
     """
-    tokenizer, processor, generation = load_text_side(spec.source, revision=spec.revision)
-    config = load_config(spec.source, revision=spec.revision)
+    tokenizer, processor, generation = load_text_side(spec.source, revision=spec.entry.revision)
+    config = load_config(spec.source, revision=spec.entry.revision)
     vocab_size = config.get_text_config().vocab_size
-    encoder = PromptEncoder(tokenizer, processor, spec.reasoning_parser, vocab_size=vocab_size)
-    max_model_len = spec.max_model_len
+    encoder = PromptEncoder(
+        tokenizer, processor, spec.entry.reasoning_parser, vocab_size=vocab_size
+    )
+    max_model_len = number(spec.entry.max_model_len)
     if max_model_len is None:
         max_model_len = ModelShape.of(config).max_positions or NO_LIMIT_LEN
     return _describe(spec, tokenizer, generation, max_model_len, encoder, None)
@@ -54,7 +56,7 @@ def _describe(
     fingerprint: str | None,
 ) -> ModelDescription:
     template = encoder.template
-    tool_call_format = choose_tool_call_format(spec.tool_call_parser, template)
+    tool_call_format = choose_tool_call_format(spec.entry.tool_call_parser, template)
     return ModelDescription(
         id=spec.id,
         created=int(time.time()),

@@ -63,7 +63,9 @@ def model_folder(spec: ModelSpec) -> Path:
     """
     if os.path.isabs(spec.source):
         return Path(spec.source)
-    config = cached_file(spec.source, "config.json", revision=spec.revision, local_files_only=True)
+    config = cached_file(
+        spec.source, "config.json", revision=spec.entry.revision, local_files_only=True
+    )
     return Path(str(config)).parent
 
 
@@ -82,8 +84,8 @@ def system_fingerprint(spec: ModelSpec, content: str, device: torch.device) -> s
     """
     decisive = {
         "content": content,
-        "dtype": spec.dtype,
-        "quantization": spec.quantization or "",
+        "dtype": spec.entry.dtype,
+        "quantization": spec.entry.quantization or "",
         "kernels": _kernels(device),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -5,23 +5,17 @@ threads it sets.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from deployments.contract.model_spec import ModelSpec
-from deployments.contract.start_progress import StartPhase, StartProgress
+from deployments.contract.start_progress import StartProgress
 from deployments.device.device import MemoryDevice
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, load_config, load_model
 from deployments.plan.memory_budget import GIB
 from deployments.plan.replica_plan import ReplicaPlan
-from deployments.replica.device_share import (
-    begin_loading,
-    claim_share,
-    log_sizes,
-    plan_share,
-    require_memory,
-    set_compute_threads,
-)
+from deployments.replica.device_share import load_weights, log_sizes, plan_share, require_memory
 from deployments.replica.start_phases import EndPhase
 
 
@@ -30,14 +24,12 @@ class PlacedEngine:
     """An engine that is ready to run.
 
     Attributes:
-        spec: The settings that it was made from.
         engine: The engine, warmed up; the thread that made it owns it.
         loaded: The model and its tokenizer.
         plan: The sizes of the replica, and how its share of the device is divided.
         num_threads: Number of compute threads.
     """
 
-    spec: ModelSpec
     engine: Engine
     loaded: LoadedModel
     plan: ReplicaPlan
@@ -47,7 +39,8 @@ class PlacedEngine:
     def summary(self) -> str:
         """The log's description of the model: its dtype, its KV memory and all its memory."""
         dtype = str(self.loaded.model.dtype).removeprefix("torch.")
-        weights = f" with {self.spec.quantization} weights" if self.spec.quantization else ""
+        quantization = self.plan.spec.entry.quantization
+        weights = f" with {quantization} weights" if quantization else ""
         return (
             f"{dtype}{weights}, KV memory for {self.plan.kv.num_tokens} tokens, "
             f"{self.plan.kv.kv_bytes / GIB:.3f} GiB; {self.plan.memory_summary}"
@@ -72,32 +65,28 @@ def place_engine(
         UnsupportedModelError: The model can't be served; one line says why.
         DeviceMemoryError: The share of the device is too small.
     """
-    claim_share(spec, device)
-    plan = plan_share(spec, load_config(spec.source, revision=spec.revision), device)
-    begin_loading(spec, progress := progress or StartProgress())
-    with require_memory(plan):
-        loaded = load_model(
-            spec.source,
-            revision=spec.revision,
-            dtype=plan.dtype,
-            device=device.torch_device,
-            quantization=spec.quantization,
-        )
-    end_phase("weights")
-    progress.begin(StartPhase.WARMING_UP)
-    num_threads = set_compute_threads(spec, loaded.num_weight_bytes)
-    plan = plan.with_weights(loaded.num_weight_bytes, device.foreign_bytes)
+    entry = spec.entry
+    plan = plan_share(spec, load_config(spec.source, revision=entry.revision), device)
+    load = partial(
+        load_model,
+        spec.source,
+        revision=entry.revision,
+        dtype=plan.dtype,
+        device=device.torch_device,
+        quantization=entry.quantization,
+    )
+    loaded, plan, num_threads = load_weights(plan, device, load, end_phase, progress)
     log_sizes(plan)
     limits = EngineLimits(
-        plan.sizes.max_num_seqs,
-        plan.sizes.max_model_len,
-        plan.sizes.max_batched_tokens,
-        spec.prefix_caching,
-        spec.cuda_graphs,
+        max_num_seqs=plan.sizes.max_num_seqs,
+        max_model_len=plan.sizes.max_model_len,
+        max_batched_tokens=plan.sizes.max_batched_tokens,
+        prefix_caching=entry.prefix_caching,
+        cuda_graphs=entry.cuda_graphs,
         kv_blocks=plan.kv.kv_blocks,
     )
     with require_memory(plan):
         engine = Engine(loaded, limits)
         engine.warm_up()
     end_phase("warm-up")
-    return PlacedEngine(spec, engine, loaded, plan, num_threads)
+    return PlacedEngine(engine, loaded, plan, num_threads)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from huggingface_hub import get_safetensors_metadata, try_to_load_from_cache
 from safetensors import safe_open
 
-from deployments.contract.model_spec import MAX_AUTO_SEQS, ModelSpec
+from deployments.contract.model_spec import MAX_AUTO_SEQS, ModelSpec, number
 from deployments.plan.graph_sizes import MAX_GRAPHS
 from deployments.plan.memory_budget import (
     GIB,
@@ -112,8 +112,9 @@ class DeviceMemory:
 
     def max_kv_bytes(self, spec: ModelSpec) -> int | None:
         """Return the most that keys and values may take; None for all that the share holds."""
-        if spec.kv_cache_memory_bytes is not None or not self.on_cpu:
-            return spec.kv_cache_memory_bytes
+        given = number(spec.entry.kv_cache_memory_bytes)
+        if given is not None or not self.on_cpu:
+            return given
         return int(CPU_KV_FRACTION * (self.whole_bytes or self.total_bytes))
 
 
@@ -123,7 +124,7 @@ class ReplicaPlan:
 
     Attributes:
         shape: The model.
-        spec: Its entry; sizes that are None there were chosen.
+        spec: Its spec; sizes that are auto in its entry were chosen.
         device: The device.
         dtype: Name of the type of the weights on the device.
         sizes: The sizes that the replica runs with.
@@ -147,7 +148,11 @@ class ReplicaPlan:
     def explanations(self) -> list[str]:
         """A line for each size that was chosen: what it is, and why."""
         chosen = [(name, getattr(self.sizes, name), why) for name, why in self.reasons]
-        if self.demand.groups and self.device.on_cpu and self.spec.kv_cache_memory_bytes is None:
+        if (
+            self.demand.groups
+            and self.device.on_cpu
+            and self.spec.entry.kv_cache_memory_bytes == "auto"
+        ):
             why = "a quarter of the machine's memory"
             chosen.append(("kv_cache_memory_bytes", self.device.max_kv_bytes(self.spec), why))
         return [f"{self.spec.id}: {name} auto is {size}: {why}" for name, size, why in chosen]
@@ -213,12 +218,11 @@ class ReplicaPlan:
         """
         spec, device = self.spec, replace(self.device, foreign_bytes=foreign_bytes)
         if self.is_pooler:
-            sizes = self.sizes
-            spec = replace(
-                spec,
-                max_model_len=sizes.max_model_len,
-                max_batched_tokens=sizes.max_batched_tokens,
-            )
+            kept = {
+                "max_model_len": self.sizes.max_model_len,
+                "max_batched_tokens": self.sizes.max_batched_tokens,
+            }
+            spec = replace(spec, entry=spec.entry.model_copy(update=kept))
         return plan_replica(
             spec, self.shape, device, is_pooler=self.is_pooler, weight_bytes=weight_bytes
         )
@@ -245,14 +249,14 @@ def plan_replica(
         DeviceMemoryError: The share can't hold the model; the message says what to change.
         SequenceLengthError: A generator's `max_model_len` is beyond its positions.
     """
-    positions = shape.max_positions
-    if not is_pooler and positions and (spec.max_model_len or 0) > positions:
+    positions, length = shape.max_positions, number(spec.entry.max_model_len)
+    if not is_pooler and positions and length and length > positions:
         raise SequenceLengthError(
-            f"max_model_len is {spec.max_model_len}, but the model has {positions} positions; "
+            f"max_model_len is {length}, but the model has {positions} positions; "
             "lower max_model_len, or write auto"
         )
     dtype = choose_dtype_name(
-        shape.dtype, spec.dtype, on_cpu=device.on_cpu, has_bf16=device.has_bf16
+        shape.dtype, spec.entry.dtype, on_cpu=device.on_cpu, has_bf16=device.has_bf16
     )
     planner = _Planner(spec, shape, device, dtype, is_pooler=is_pooler, weight_bytes=weight_bytes)
     sizes, reasons = planner.choose_sizes()
@@ -279,9 +283,11 @@ def shares_side_by_side(needs: Sequence[int], left: float = 1.0) -> list[float]:
 
 def typical_bytes(spec: ModelSpec, shape: ModelShape, *, is_pooler: bool) -> int:
     """Return what a model needs of a GPU to run some sequences of a common length."""
-    length = min(TYPICAL_TOKENS, spec.max_model_len or shape.max_positions or TYPICAL_TOKENS)
-    sizes = Sizes(length, MIN_AUTO_SEQS, spec.max_batched_tokens or GPU_STEP_TOKENS)
-    dtype = choose_dtype_name(shape.dtype, spec.dtype, on_cpu=False, has_bf16=True)
+    entry = spec.entry
+    given = number(entry.max_model_len) or shape.max_positions or TYPICAL_TOKENS
+    step_tokens = number(entry.max_batched_tokens) or GPU_STEP_TOKENS
+    sizes = Sizes(min(TYPICAL_TOKENS, given), MIN_AUTO_SEQS, step_tokens)
+    dtype = choose_dtype_name(shape.dtype, spec.entry.dtype, on_cpu=False, has_bf16=True)
     planner = _Planner(spec, shape, DeviceMemory(0), dtype, is_pooler=is_pooler)
     demand = planner.demand(sizes)
     return demand.fixed_bytes + MIN_AUTO_SEQS * demand.sequence_bytes
@@ -375,14 +381,14 @@ class _Planner:
             weight_bytes = shape.weights.num_bytes(
                 dtype,
                 on_cpu=device.on_cpu,
-                quantization=spec.quantization,
+                quantization=spec.entry.quantization,
                 has_bf16=device.has_bf16,
             )
         self._weight_bytes = weight_bytes
 
     def demand(self, sizes: Sizes) -> MemoryDemand:
         """Return what the model needs with these sizes."""
-        spec, on_gpu = self._spec, not self._device.on_cpu
+        entry, on_gpu = self._spec.entry, not self._device.on_cpu
         step_tokens = sizes.max_batched_tokens
         if self._is_pooler:
             step_tokens = max(step_tokens, sizes.max_model_len)  # a text can't be split
@@ -390,11 +396,11 @@ class _Planner:
             self._shape,
             weight_bytes=self._weight_bytes,
             dtype=self._dtype,
-            step_dtype=step_dtype(self._dtype, spec.quantization, has_bf16=self._device.has_bf16),
+            step_dtype=step_dtype(self._dtype, entry.quantization, has_bf16=self._device.has_bf16),
             max_model_len=sizes.max_model_len,
             max_num_seqs=sizes.max_num_seqs,
             max_batched_tokens=step_tokens,
-            max_graphs=MAX_GRAPHS if on_gpu and spec.cuda_graphs and not self._is_pooler else 0,
+            max_graphs=MAX_GRAPHS if on_gpu and entry.cuda_graphs and not self._is_pooler else 0,
         )
         return replace(found, groups=()) if self._is_pooler else found
 
@@ -413,33 +419,30 @@ class _Planner:
 
     def _numbers_of_seqs(self) -> Iterator[tuple[int, str | None]]:
         """Yield numbers of sequences to try, and why each would be chosen; None if it is given."""
+        entry = self._spec.entry
         if self._is_pooler:
             yield 1, None
-        elif self._spec.max_num_seqs is not None:
-            yield self._spec.max_num_seqs, None
+        elif entry.max_num_seqs != "auto":
+            yield entry.max_num_seqs, None
         else:
-            number = CPU_SEQS if self._device.on_cpu else MAX_AUTO_SEQS
-            step_tokens = self._spec.max_batched_tokens or number
-            yield (
-                min(number, step_tokens),
-                self._usual if step_tokens >= number else "as many as a step has tokens",
-            )
-            number = min(number, step_tokens)
-            while number > MIN_AUTO_SEQS and not self._device.on_cpu:
-                number //= 2
-                yield number, "what the KV memory holds"
+            usual = CPU_SEQS if self._device.on_cpu else MAX_AUTO_SEQS
+            num_seqs = min(usual, number(entry.max_batched_tokens) or usual)
+            yield num_seqs, self._usual if num_seqs == usual else "as many as a step has tokens"
+            while num_seqs > MIN_AUTO_SEQS and not self._device.on_cpu:
+                num_seqs //= 2
+                yield num_seqs, "what the KV memory holds"
 
     @property
     def _usual(self) -> str:
         return f"the value for a {'CPU' if self._device.on_cpu else 'GPU'}"
 
     def _sizes_with(self, num_seqs: int) -> tuple[Sizes, dict[str, str]]:
-        spec, reasons = self._spec, dict[str, str]()
-        num_tokens = spec.max_batched_tokens
+        entry, reasons = self._spec.entry, dict[str, str]()
+        num_tokens = number(entry.max_batched_tokens)
         if num_tokens is None:
             num_tokens = max(self._step_tokens, num_seqs)
             reasons["max_batched_tokens"] = self._usual
-        length = spec.max_model_len
+        length = number(entry.max_model_len)
         if length is None:
             length, reasons["max_model_len"] = self._choose_length(num_seqs, num_tokens)
         elif self._is_pooler:

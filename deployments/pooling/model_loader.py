@@ -7,7 +7,6 @@ whose answers would come from random weights.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
 
 import torch
 from tokenizers import normalizers
@@ -22,14 +21,14 @@ from transformers import (
 from deployments.compute.cpu.linear.prepack import leave_file, num_weight_bytes, prepack
 from deployments.compute.model_files import (
     choose_dtype,
+    load_weights,
     read_config,
     read_labels,
-    require_all_weights,
     wrap_load_errors,
 )
 from deployments.compute.tokenizer_files import load_tokenizer, require_embeddings
+from deployments.contract.descriptions import Task
 from deployments.contract.model_errors import UnsupportedModelError
-from deployments.contract.model_spec import Task
 from deployments.pooling.embedder import Embedder, load_layers, make_layers
 from deployments.pooling.packed_attention import register_attention
 from deployments.pooling.packed_backbone import (
@@ -102,14 +101,12 @@ def load_pooler(
         UnsupportedModelError: Files are missing, or the model does not do this.
     """
     config = load_config(source, revision=revision)
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
-    load_weights = _load_embedder if task == "embed" else _load_classifier
+    load = _load_embedder if task == "embed" else _load_classifier
     with wrap_load_errors(source, "its tokenizer"):
         tokenizer = load_tokenizer(source, revision=revision)
         require_embeddings(tokenizer, config.get_text_config().vocab_size)
     with wrap_load_errors(source, "its weights", config):
-        chosen = choose_dtype(config, dtype, device)
-        model = load_weights(source, config, chosen, options)
+        model = load(source, config, choose_dtype(config, dtype, device), revision)
     if isinstance(model, Embedder) and model.files.lowercases:
         _put_into_lower_case(source, tokenizer)
     reads_types = _reads_types(model)
@@ -218,22 +215,18 @@ def _reads_types(model: TextModel) -> bool:
 
 
 def _load_classifier(
-    source: str, config: PreTrainedConfig, dtype: torch.dtype, options: dict[str, Any]
+    source: str, config: PreTrainedConfig, dtype: torch.dtype, revision: str | None
 ) -> PreTrainedModel:
     label_names(config)  # refuses those that can't be read
-    loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+    model = load_weights(
+        AutoModelForSequenceClassification,
         source,
-        config=config,
-        dtype=dtype,
-        use_safetensors=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # `require_all_weights` refuses them by name
-        **options,
+        config,
+        dtype,
+        revision,
+        advice="; was the model trained as a classifier?",
     )
-    model: PreTrainedModel = loaded[0]
-    _note_activation(source, options["revision"], model.config)
-    advice = "; was the model trained as a classifier?"
-    require_all_weights(source, loaded[1], advice)
+    _note_activation(source, revision, model.config)
     return model
 
 
@@ -245,24 +238,14 @@ def _note_activation(source: str, revision: str | None, config: PreTrainedConfig
 
 
 def _load_embedder(
-    source: str, config: PreTrainedConfig, dtype: torch.dtype, options: dict[str, Any]
+    source: str, config: PreTrainedConfig, dtype: torch.dtype, revision: str | None
 ) -> Embedder:
-    files = read_sentence_files(source, revision=options["revision"])
-    loaded: Any = AutoModel.from_pretrained(
-        source,
-        config=config,
-        dtype=dtype,
-        use_safetensors=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # `require_all_weights` refuses them by name
-        **options,
-    )
-    backbone: PreTrainedModel = loaded[0]
+    files = read_sentence_files(source, revision=revision)
     # No vector is made from the backbone's own pooler, so its weights may be missing.
-    require_all_weights(source, loaded[1], optional="pooler.")
+    backbone = load_weights(AutoModel, source, config, dtype, revision, optional="pooler.")
     if hasattr(backbone, "pooler"):
         setattr(backbone, "pooler", None)  # noqa: B010 - mypy takes it for a module
-    return Embedder(backbone, files, load_layers(source, options["revision"], files, dtype))
+    return Embedder(backbone, files, load_layers(source, revision, files, dtype))
 
 
 def _put_into_lower_case(source: str, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -21,7 +21,7 @@ def open_assigned_device(spec: ModelSpec) -> MemoryDevice:
             f"reserved {assigned:g}: `ray_actor_options` under `deployments:` replaces the entry's "
             "num_cpus and num_gpus; name both there, or remove it"
         )
-    return open_device(spec.device, has_gpu=assigned > 0)
+    return open_device(spec.entry.device, has_gpu=assigned > 0)
 
 
 def _assigned_gpus() -> float:

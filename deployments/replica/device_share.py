@@ -4,8 +4,9 @@ Call these functions on the thread that runs the model: torch keeps a thread cou
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
 import torch
 from transformers import PreTrainedConfig
@@ -14,7 +15,7 @@ from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.compute.device_errors import is_out_of_memory
 from deployments.compute.hub_files import download_files, weights_of
 from deployments.contract.model_errors import UnsupportedModelError
-from deployments.contract.model_spec import ModelSpec
+from deployments.contract.model_spec import ModelSpec, number
 from deployments.contract.start_progress import StartPhase, StartProgress
 from deployments.device.device import (
     LARGE_MODEL_BYTES,
@@ -32,8 +33,21 @@ from deployments.plan.replica_plan import (
     counted_shape,
     plan_replica,
 )
+from deployments.replica.start_phases import EndPhase
 
 logger = logging.getLogger("ray.serve.raystream.replica")
+
+
+class LoadedModel(Protocol):
+    """A model on its device."""
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """The weights that a step reads."""
+        ...
+
+
+L = TypeVar("L", bound=LoadedModel)
 
 
 def plan_share(
@@ -47,7 +61,7 @@ def plan_share(
         UnsupportedModelError: The configuration lacks a size, or a given length is beyond it.
     """
     try:
-        shape = counted_shape(config, spec.source, spec.revision, is_pooler=is_pooler)
+        shape = counted_shape(config, spec.source, spec.entry.revision, is_pooler=is_pooler)
     except ValueError as error:
         raise UnsupportedModelError(f"can't load {spec.source!r}: {error}") from error
     on_cpu = device.torch_device.type == "cpu"
@@ -98,11 +112,42 @@ def require_memory(plan: ReplicaPlan) -> Iterator[None]:
         ) from error
 
 
-def begin_loading(spec: ModelSpec, progress: StartProgress) -> None:
-    """Download what is missing of a model, and begin to count the weights that are loaded."""
-    download_files(spec.source, spec.revision, progress)
-    num_files, num_bytes = weights_of(spec.source, spec.revision)
+def load_weights(
+    plan: ReplicaPlan,
+    device: MemoryDevice,
+    load: Callable[[], L],
+    end_phase: EndPhase,
+    progress: StartProgress | None,
+    large_bytes: int = LARGE_MODEL_BYTES,
+) -> tuple[L, ReplicaPlan, int]:
+    """Load a model onto its share of a device.
+
+    Args:
+        plan: The sizes of the replica.
+        device: The device.
+        load: Loads the model; its files are here by then.
+        end_phase: Notes that a phase has ended.
+        progress: Counts what is downloaded and loaded.
+        large_bytes: See `num_compute_threads`.
+
+    Returns:
+        The model, the plan with the bytes of its weights, and the number of compute threads.
+
+    Raises:
+        DeviceMemoryError: The share of the device is too small.
+    """
+    source, revision = plan.spec.source, plan.spec.entry.revision
+    progress = progress or StartProgress()
+    claim_share(plan.spec, device)
+    download_files(source, revision, progress)
+    num_files, num_bytes = weights_of(source, revision)
     progress.begin(StartPhase.LOADING, total_bytes=num_bytes, total_files=num_files)
+    with require_memory(plan):
+        loaded = load()
+    end_phase("weights")
+    progress.begin(StartPhase.WARMING_UP)
+    num_threads = set_compute_threads(plan.spec, loaded.num_weight_bytes, large_bytes)
+    return loaded, plan.with_weights(loaded.num_weight_bytes, device.foreign_bytes), num_threads
 
 
 def claim_share(spec: ModelSpec, device: MemoryDevice) -> None:
@@ -122,6 +167,6 @@ def set_compute_threads(
         weight_bytes: The weights that a step reads.
         large_bytes: See `num_compute_threads`.
     """
-    num_threads = spec.num_threads or num_compute_threads(weight_bytes, large_bytes)
+    num_threads = number(spec.entry.num_threads) or num_compute_threads(weight_bytes, large_bytes)
     torch.set_num_threads(num_threads)
     return num_threads

@@ -243,7 +243,7 @@ class ModelReplica:
         return Footprint(
             num_parameters=plan.shape.weights.total,
             weight_bytes=plan.demand.weight_bytes,
-            dtype=plan.spec.quantization or plan.dtype,
+            dtype=plan.spec.entry.quantization or plan.dtype,
             device=self._device.name,
         )
 

@@ -29,7 +29,8 @@ from typing import Final
 import yaml
 from pydantic import Field, ValidationError
 
-from serve_app.config import ApiKey, AuthConfig, StrictModel
+from deployments.contract.strict_model import StrictModel
+from serve_app.config import ApiKey, AuthConfig
 from serve_app.strict_yaml import UniqueKeyLoader
 
 ENVIRONMENT_VARIABLE: Final = "RAYSTREAM_API_KEYS"

@@ -121,7 +121,7 @@ async def test_an_embedding_model_s_vectors_come_as_bytes(tmp_path: Path) -> Non
     folder = save_embedder(tmp_path)
     texts = ("short", "much longer than the others " * 3, "short")
     expected = SentenceTransformer(str(folder), device="cpu").encode(list(texts))
-    embedder = TextPooler(replace(spec(folder, max_model_len=4096), task="embed"))
+    embedder = TextPooler(spec(folder, max_model_len=4096, task="embed"))
     try:
         told = await embedder.describe()
         found = await embedder.pool(replace(ask(*texts), operation="embeddings"))
@@ -364,7 +364,7 @@ def test_a_micro_batch_that_does_not_fit_fails_at_the_start(
     def forward(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr("deployments.pooling.placed_pooler.PoolingModel.__call__", forward)
+    monkeypatch.setattr("deployments.text_pooler.PoolingModel.__call__", forward)
     with pytest.raises(DeviceMemoryError, match="lower max_batched_tokens or max_model_len"):
         TextPooler(spec(folder))
 

@@ -1,10 +1,11 @@
 """Folders with tiny random models, as a replica loads them."""
 
 from pathlib import Path
+from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from deployments.contract.model_spec import ModelSpec
+from deployments.contract.model_spec import ModelConfig, ModelSpec
 from tests.engine.tiny_models import EOS_TOKEN_ID, byte_tokenizer, qwen2
 
 CHAT_TEMPLATE = (
@@ -46,18 +47,17 @@ def save_text_model(folder: Path, model: PreTrainedModel | None = None) -> Path:
     return folder
 
 
-def spec(source: str | Path, **changes: object) -> ModelSpec:
+def spec(source: str | Path, **changes: Any) -> ModelSpec:
     """Return the spec of a small replica."""
-    values: dict[str, object] = {
+    num_gpus = changes.pop("num_gpus", 0.0)
+    values = {
         "id": "tiny",
         "source": str(source),
-        "revision": None,
         "dtype": "float32",
         "device": "cpu",
-        "num_gpus": 0.0,
-        "num_threads": None,
         "max_model_len": 128,
-        "max_num_seqs": 4,
         "max_batched_tokens": 64,
     }
-    return ModelSpec(**{**values, **changes})  # type: ignore[arg-type] # a mapping is untyped
+    if changes.get("task", "generate") == "generate":
+        values["max_num_seqs"] = 4
+    return ModelSpec(ModelConfig.model_validate({**values, **changes}), str(source), num_gpus)

@@ -219,7 +219,7 @@ async def test_as_many_run_as_their_tokens_fit_into_the_memory(
     generator: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = Replica(
-        replace(generator._spec, max_num_seqs=8, max_batched_tokens=64, max_queued_requests=1),
+        spec(generator._spec.source, max_num_seqs=8, max_model_len=4096, max_queued_requests=1),
         lambda _: SmallDevice(),
     )
     engine = small._placed.engine

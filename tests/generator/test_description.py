@@ -20,8 +20,9 @@ def test_the_root_is_the_hub_repository_and_never_a_path() -> None:
 
 
 def described_by_a_replica(model: ModelSpec) -> object:
-    loaded = load_model(model.source, revision=None, dtype=model.dtype, device=torch.device("cpu"))
-    encoder = PromptEncoder(loaded.tokenizer, loaded.processor, model.reasoning_parser)
+    entry, cpu = model.entry, torch.device("cpu")
+    loaded = load_model(model.source, revision=None, dtype=entry.dtype, device=cpu)
+    encoder = PromptEncoder(loaded.tokenizer, loaded.processor, entry.reasoning_parser)
     described = describe_model(model, loaded, MAX_MODEL_LEN, encoder, "fp")
     return replace(described, system_fingerprint=None, created=0)
 
@@ -38,7 +39,7 @@ def test_files_describe_a_model_as_its_replicas_do(
 
 
 def test_a_length_that_replicas_choose_is_described_as_the_model_s_own() -> None:
-    model = spec(str(PYDOC_CHAT), id="m", max_model_len=None)
+    model = spec(str(PYDOC_CHAT), id="m", max_model_len="auto")
     assert describe_files(model).max_model_len == 2048
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from deployments.contract.model_errors import UnsupportedModelError
-from deployments.contract.model_spec import ModelSpec
-from deployments.pooling.description import describe_files, describe_model
+from deployments.contract.model_spec import ModelConfig, ModelSpec
+from deployments.pooler_description import describe_files, describe_model
 from deployments.pooling.model_loader import load_pooler
 from deployments.pooling.sentence_files import SentenceFiles, read_sentence_files
 from tests.pooling.tiny_embedders import bert, save_embedder
@@ -28,7 +28,8 @@ def read(folder: Path) -> SentenceFiles:
 
 
 def embed_spec(folder: Path) -> ModelSpec:
-    return ModelSpec("e", str(folder), None, "auto", "cpu", 0, None, None, None, None, task="embed")
+    entry = ModelConfig(id="e", source=str(folder), device="cpu", task="embed")
+    return ModelSpec(entry, str(folder), 0)
 
 
 class SlowTokenizer:

@@ -6,12 +6,11 @@ import torch
 from ray import serve
 from ray.serve.api import RunTarget
 
-from deployments.contract.model_spec import ModelSpec
+from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.device.device import MemoryDevice
 from deployments.plan.memory_budget import HEADROOM
 from deployments.plan.replica_plan import ReplicaPlan
 from deployments.text_generator import TextGenerator
-from serve_app.config import ModelConfig
 from serve_app.sharing import to_spec
 
 TOTAL_BYTES = 256 * 2**20

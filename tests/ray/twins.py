@@ -18,11 +18,11 @@ from ray.serve.handle import DeploymentHandle
 from deployments.channel.outbox import OutgoingStream
 from deployments.channel.server import ChannelServer
 from deployments.contract.generation import StreamKey
-from deployments.contract.model_spec import ModelSpec
+from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.contract.output import TextDelta
 from deployments.replica.model_replica import node_address
 from deployments.text_generator import TextGenerator
-from serve_app.config import ApiKey, AppConfig, ModelConfig
+from serve_app.config import ApiKey, AppConfig
 from serve_app.ingress import Ingress
 from serve_app.keys.api_keys import KeyRing
 from serve_app.keys.ledger import KeyLedger

@@ -3,13 +3,12 @@
 A key's effect is the docstring below its field. A test fails if the document's tables differ.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from pydantic import BaseModel
 
-from deployments.autoscaling import LoadPolicy
+from deployments.contract.model_spec import ModelConfig
 from serve_app.commands.check.check import BatchingConfig, LoadPolicyConfig
 from serve_app.config import (
     ApiKey,
@@ -17,7 +16,6 @@ from serve_app.config import (
     AuthConfig,
     CorsConfig,
     LimitsConfig,
-    ModelConfig,
     StructuredOutputsConfig,
     TracingConfig,
 )
@@ -44,26 +42,15 @@ UNITS: Final[Mapping[str, str]] = {
 """By the end of a key's name."""
 
 
-def rows(model: type[BaseModel], defaults: Mapping[str, Any] | None = None) -> str:
-    """Return a line for each key of a section.
-
-    Args:
-        model: The section.
-        defaults: Values that stand in for the model's own defaults.
-    """
+def rows(model: type[BaseModel]) -> str:
+    """Return a line for each key of a section."""
     schema = model.model_json_schema()
     required = schema.get("required", ())
     return HEADER + "".join(
-        f"| `{key}` | {_values(field, schema)} | {_default(key, field, required, defaults or {})} "
+        f"| `{key}` | {_values(field, schema)} | {_default(key, field, required)} "
         f"| {_unit(key, field)} | {_effect(model, key)} |\n"
         for key, field in schema["properties"].items()
     )
-
-
-def policy_defaults() -> dict[str, Any]:
-    """Return the defaults of `policy_kwargs`, which `LoadPolicy` has itself."""
-    parameters = inspect.signature(LoadPolicy).parameters.values()
-    return {parameter.name: parameter.default for parameter in parameters}
 
 
 def _unit(key: str, field: Mapping[str, Any]) -> str:
@@ -82,12 +69,10 @@ def _effect(model: type[BaseModel], key: str) -> str:
     return " ".join(description.split()).replace("|", r"\|")
 
 
-def _default(
-    key: str, field: Mapping[str, Any], required: list[str], defaults: Mapping[str, Any]
-) -> str:
+def _default(key: str, field: Mapping[str, Any], required: list[str]) -> str:
     if key in required:
         return "required"
-    value = defaults.get(key, field["default"])
+    value = field["default"]
     if isinstance(value, dict):
         return "its own"
     return f"`{_yaml(value)}`"
@@ -153,7 +138,7 @@ TABLES: Final = tuple(
         "cors": lambda: rows(CorsConfig),
         "tracing": lambda: rows(TracingConfig),
         "user_config": lambda: rows(BatchingConfig),
-        "policy_kwargs": lambda: rows(LoadPolicyConfig, policy_defaults()),
+        "policy_kwargs": lambda: rows(LoadPolicyConfig),
     }.items()
 )
 

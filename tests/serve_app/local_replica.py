@@ -34,7 +34,9 @@ def local_replica(kind: type[ReplicaT], spec: ModelSpec) -> Iterator[ReplicaT]:
     KEPT.append(made_kind)
     with as_replica(spec.id):
         # Ray may be running for other tests, but it has assigned no GPU to this process.
-        made = made_kind(spec, open_device=lambda spec: open_device(spec.device, has_gpu=False))
+        made = made_kind(
+            spec, open_device=lambda spec: open_device(spec.entry.device, has_gpu=False)
+        )
         try:
             yield made
         finally:

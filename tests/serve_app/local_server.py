@@ -16,6 +16,7 @@ import uvicorn
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from fastapi import FastAPI
 
+from deployments.contract.model_spec import ModelConfig
 from deployments.replica.model_replica import ModelReplica
 from deployments.text_generator import TextGenerator
 from deployments.text_pooler import TextPooler
@@ -25,7 +26,7 @@ from serve_app.backends.models.snapshots import ModelSource, Snapshots
 from serve_app.backends.replicas.generation import HandleGenerationBackend
 from serve_app.backends.replicas.pooling import HandlePoolingBackend
 from serve_app.backends.replicas.replica_reports import Reports
-from serve_app.config import AppConfig, ModelConfig
+from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from serve_app.metrics import IngressMetrics
 from serve_app.sharing import resolve_models

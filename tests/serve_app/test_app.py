@@ -14,12 +14,13 @@ from ray.serve.schema import ServeApplicationSchema
 
 import deployments
 import serve_app
+from deployments.contract.model_spec import ModelConfig
 from serve_app import app
 from serve_app.commands.check.compose import BUILDER
 from serve_app.commands.run import worker_logs
 from serve_app.commands.run.announcement import Announcement
 from serve_app.commands.server_environment import HAPROXY
-from serve_app.config import AppConfig, AuthConfig, ModelConfig
+from serve_app.config import AppConfig, AuthConfig
 from serve_app.placement import Demand
 from serve_app.sharing import to_spec
 from tests.serve_app.fake_nodes import Cluster

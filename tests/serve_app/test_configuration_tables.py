@@ -7,7 +7,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from serve_app.config import AppConfig, StrictModel
+from deployments.contract.strict_model import StrictModel
+from serve_app.config import AppConfig
 from tests.made_table import ROOT
 from tests.serve_app.configuration_tables import PAGE, rows
 

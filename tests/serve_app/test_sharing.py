@@ -1,10 +1,10 @@
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
+from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.plan.model_shape import ModelShape
-from serve_app.config import ModelConfig
 from serve_app.sharing import resolve_models, share_gpus, to_spec
 from serve_app.shipped_files import SHIPPED
 from tests.hub_configs import shape_of
@@ -118,19 +118,6 @@ def test_what_can_only_be_a_path_is_one_and_a_folder_here_comes_before_a_hub_id(
     assert found == expected.format(home=tmp_path)
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
-def test_a_replica_is_told_whether_to_share_prefixes(prefix_caching: bool) -> None:
-    model = ModelConfig(id="m", source="org/name", prefix_caching=prefix_caching)
-    assert to_spec(model, 0).prefix_caching is prefix_caching
-
-
-@pytest.mark.parametrize("quantization", [None, "int8"])
-def test_a_replica_is_told_how_to_hold_its_weights(quantization: Literal["int8"] | None) -> None:
-    model = ModelConfig(id="m", source="org/name", quantization=quantization)
-    assert to_spec(model, 0).quantization == quantization
-
-
-def test_a_replica_is_told_its_queue_limits() -> None:
-    model = ModelConfig(id="m", source="owner/name", max_queued_requests=7, max_queued_tokens=5000)
-    told = to_spec(model, 0)
-    assert (told.max_queued_requests, told.max_queued_tokens) == (7, 5000)
+def test_a_replica_is_told_its_whole_entry() -> None:
+    model = ModelConfig(id="m", source="org/name", prefix_caching=False, max_queued_tokens=5000)
+    assert to_spec(model, 0.5) == ModelSpec(model, "org/name", 0.5)

@@ -5,7 +5,6 @@ can't serve it is refused before any weight is read (`deployments.engine.model.s
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from transformers import (
@@ -24,8 +23,8 @@ from deployments.compute.cpu.linear.prepack import leave_file, num_weight_bytes,
 from deployments.compute.cpu.linear.quantization import check_quantization, quantize_model
 from deployments.compute.model_files import (
     choose_dtype,
+    load_weights,
     read_config,
-    require_all_weights,
     wrap_load_errors,
 )
 from deployments.compute.tokenizer_files import check_tokenizer, load_tokenizer
@@ -84,11 +83,12 @@ def load_model(
     """
     check_quantization(quantization, device)
     config = load_config(source, revision=revision)
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     with wrap_load_errors(source, "its tokenizer"):
-        tokenizer, processor = _load_text_side(source, config, options)
+        tokenizer, processor = _load_text_side(source, config, revision)
+    auto = AutoModelForImageTextToText if has_images(config) else AutoModelForCausalLM
     with wrap_load_errors(source, "its weights", config):
-        model = _load_weights(source, config, choose_dtype(config, dtype, device), device, options)
+        model = load_weights(auto, source, config, choose_dtype(config, dtype, device), revision)
+        torch.nn.Module.to(model, device)
     prepare_model(model, quantization)
     return LoadedModel(model, tokenizer, processor, _eos_token_ids(model, tokenizer))
 
@@ -114,11 +114,10 @@ def load_text_side(
         UnsupportedModelError: See `load_model`.
     """
     config = load_config(source, revision=revision)
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     with wrap_load_errors(source, "its tokenizer"):
-        tokenizer, processor = _load_text_side(source, config, options)
+        tokenizer, processor = _load_text_side(source, config, revision)
         try:
-            generation = GenerationConfig.from_pretrained(source, **options)
+            generation = GenerationConfig.from_pretrained(source, revision=revision)  # type: ignore[arg-type] # None does
         except OSError:  # there is no such file; transformers then takes the model's own
             generation = GenerationConfig.from_model_config(config)
     return tokenizer, processor, generation
@@ -152,37 +151,16 @@ def prepare_model(model: PreTrainedModel, quantization: str | None = None) -> No
         leave_file(model)
 
 
-def _load_weights(
-    source: str,
-    config: PreTrainedConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    options: dict[str, Any],
-) -> PreTrainedModel:
-    auto = AutoModelForImageTextToText if has_images(config) else AutoModelForCausalLM
-    loaded: Any = auto.from_pretrained(  # a pair, which transformers' types don't say
-        source,
-        config=config,
-        dtype=dtype,
-        use_safetensors=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # `require_all_weights` refuses them by name
-        **options,
-    )
-    model: PreTrainedModel = loaded[0]
-    require_all_weights(source, loaded[1])
-    torch.nn.Module.to(model, device)
-    return model
-
-
 def _load_text_side(
-    source: str, config: PreTrainedConfig, options: dict[str, Any]
+    source: str, config: PreTrainedConfig, revision: str | None
 ) -> tuple[PreTrainedTokenizerBase, ProcessorMixin | None]:
     if has_images(config):
-        processor = AutoProcessor.from_pretrained(source, **options)  # type: ignore[no-untyped-call] # transformers leaves it untyped
-        check_tokenizer(source, options["revision"], processor.tokenizer)
+        processor = AutoProcessor.from_pretrained(  # type: ignore[no-untyped-call] # transformers leaves it untyped
+            source, revision=revision, trust_remote_code=False
+        )
+        check_tokenizer(source, revision, processor.tokenizer)
         return processor.tokenizer, processor
-    return load_tokenizer(source, revision=options["revision"]), None
+    return load_tokenizer(source, revision=revision), None
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -5,8 +5,8 @@ Owns the occupancy of the KV memory. It decides, and returns the copies that fol
 A running sequence holds one extent in each group of layers, long enough for all tokens that it may
 reach, or, if that is unknown, for those that it has; then it grows later. The extents of a sequence
 that has ended well are retained, cut to its tokens, until their blocks are needed: the least
-recently used leave first. A new sequence that shares a prefix with a running or a retained one
-takes over the keys and values of that prefix instead of computing them.
+recently used are evicted first. A new sequence that shares a prefix with a running or a retained
+one takes over the keys and values of that prefix instead of computing them.
 
 Token ids don't identify images: a sequence with images neither donates nor reuses. No mask hides a
 NaN, so a token that yields one spoils everything prefilled together with it. Therefore only
@@ -42,15 +42,15 @@ class KVTable:
     """The running sequences and the retained prefixes, with the extents of both."""
 
     def __init__(
-        self, layout: KVLayout, *, max_num_seqs: int, full_context_length: int, retains: bool
+        self, layout: KVLayout, *, max_num_seqs: int, full_context_length: int, prefix_caching: bool
     ) -> None:
-        """Start with free memory.
+        """Start with every block free.
 
         Args:
             layout: The blocks of each group.
             max_num_seqs: The most sequences that run.
             full_context_length: See `PrefixRules`.
-            retains: Whether prefixes are kept and shared.
+            prefix_caching: Whether prefixes are kept and shared.
         """
         self.layout = layout
         self.running: list[Sequence] = []
@@ -59,7 +59,7 @@ class KVTable:
         self._max_num_seqs = max_num_seqs
         self._room: dict[Sequence, float] = {}  # tokens that a running one's extents take
         self._rules = PrefixRules(full_context_length)
-        self._retains = retains
+        self._prefix_caching = prefix_caching
         self._clock = 0
 
     @property
@@ -95,7 +95,7 @@ class KVTable:
 
         The log-probabilities of a prompt come from the rows that a prefix would save.
         """
-        return self._retains and sequence.can_chunk_prefill and not sequence.is_scoring
+        return self._prefix_caching and sequence.can_chunk_prefill and not sequence.is_scoring
 
     def _donors(self) -> Iterator[Holder]:
         for retained in self._retained:
@@ -184,7 +184,7 @@ class KVTable:
             else:
                 self._drop(kept)
         is_useful = sequence.can_chunk_prefill and num_reusable_tokens >= MIN_REUSED_TOKENS
-        if self._retains and is_useful:
+        if self._prefix_caching and is_useful:
             self._retain(sequence, sequence.token_ids[:num_reusable_tokens])
         else:
             self.extents.give_back(sequence)
@@ -220,7 +220,7 @@ class KVTable:
     def _take(self, holder: Holder, num_tokens: int, donor: Holder | None) -> list[KVCopy] | None:
         """Give a new holder extents for `num_tokens` tokens; never those of the donor."""
         wanted = self.layout.blocks_for(num_tokens)
-        return self.extents.take(holder, wanted) if self._make_free(wanted, donor) else None
+        return self.extents.take(holder, wanted) if self._evict_for(wanted, donor) else None
 
     def _take_over(
         self, sequence: Sequence, num_tokens: int, donor: Retained, num_kept: int
@@ -237,18 +237,18 @@ class KVTable:
         """Lengthen a sequence's extents for `num_tokens` tokens, where they are shorter."""
         wanted = self.layout.blocks_for(num_tokens)
         more = map(sub, wanted, self.extents.num_blocks_of(sequence))
-        is_free = self._make_free(tuple(max(0, number) for number in more), None)
+        is_free = self._evict_for(tuple(max(0, number) for number in more), None)
         return self.extents.extend(sequence, wanted) if is_free else None
 
-    def _make_free(self, wanted: Blocks, donor: Holder | None) -> bool:
-        """Drop the least recently used prefixes until enough blocks are free.
+    def _evict_for(self, wanted: Blocks, donor: Holder | None) -> bool:
+        """Evict the least recently used prefixes until enough blocks are free.
 
         Args:
             wanted: The blocks.
-            donor: Whose prefix is never dropped.
+            donor: Whose prefix is never evicted.
 
         Returns:
-            Whether they are free; if they can't be, nothing is dropped.
+            Whether they are free; if they can't be, nothing is evicted.
         """
         if not _fits(wanted, self._num_available(donor)):
             return False

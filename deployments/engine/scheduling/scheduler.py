@@ -116,7 +116,7 @@ class Scheduler:
         max_num_seqs: int,
         max_batched_tokens: int,
         full_context_length: int,
-        prefix_caching: bool = True,
+        prefix_caching: bool,
         max_scored_rows: int = MAX_SCORED_ROWS,
     ) -> None:
         """Start without sequences.
@@ -141,7 +141,7 @@ class Scheduler:
             layout,
             max_num_seqs=max_num_seqs,
             full_context_length=full_context_length,
-            retains=prefix_caching,
+            prefix_caching=prefix_caching,
         )
 
     @property

@@ -9,8 +9,8 @@ from typing import Literal
 from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from deployments.contract.descriptions import Task
 from deployments.contract.memory_report import Watched
-from deployments.contract.model_spec import Task
 from deployments.contract.start_progress import StartPhase
 from deployments.plan.replica_report import ReplicaState
 from serve_app.api.intake.context import ApiContext

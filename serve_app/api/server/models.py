@@ -7,8 +7,7 @@ from typing import Literal
 from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from deployments.contract.descriptions import ModelDescription, PoolerDescription
-from deployments.contract.model_spec import Task
+from deployments.contract.descriptions import ModelDescription, PoolerDescription, Task
 from serve_app.api.intake.context import ApiContext
 from serve_app.backends.models.catalog import ListedModel
 from serve_app.backends.models.serving_states import ServingState

@@ -12,14 +12,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import Generic, TypeGuard, TypeVar
 
-from deployments.contract.descriptions import ModelDescription, PoolerDescription
+from deployments.contract.descriptions import ModelDescription, PoolerDescription, Task
 from deployments.contract.errors import (
     ModelNotFoundError,
     RaystreamError,
     ReplicaUnavailableError,
     WrongTaskError,
 )
-from deployments.contract.model_spec import Task
 from serve_app.backends.models.serving_states import NOT_READY, DeploymentState, ServingState
 from serve_app.backends.models.single_flight import SingleFlight
 from serve_app.backends.replicas.generation import GenerationBackend

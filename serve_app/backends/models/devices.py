@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from deployments.contract.model_spec import Task
+from deployments.contract.descriptions import Task
+from deployments.contract.model_spec import ModelConfig
 from deployments.contract.start_progress import StartReport
 from serve_app.backends.models.serving_states import (
     NOT_READY,
@@ -20,7 +21,6 @@ from serve_app.backends.models.serving_states import (
 )
 from serve_app.backends.models.single_flight import Remembered
 from serve_app.backends.replicas.replica_reports import AskReplicas, Reports
-from serve_app.config import ModelConfig
 
 STARTING: Final = "STARTING"
 """Serve's word for replicas that have not started yet."""

@@ -16,7 +16,7 @@ from deployments.contract.errors import ReplicaUnavailableError
 from deployments.contract.model_spec import ModelSpec
 
 GENERATOR = "deployments.generator.description"
-POOLER = "deployments.pooling.description"
+POOLER = "deployments.pooler_description"
 
 LOADERS: Final = {
     True: "deployments.engine.model.loader",
@@ -40,7 +40,7 @@ async def describe_files(
     Raises:
         ReplicaUnavailableError: The files can't be read.
     """
-    module = GENERATOR if specs[model_id].task == "generate" else POOLER
+    module = GENERATOR if specs[model_id].entry.task == "generate" else POOLER
     try:
         described: ModelDescription | PoolerDescription = await _describe.remote(
             module, specs[model_id]
@@ -140,9 +140,9 @@ def problem_of(spec: ModelSpec) -> str | None:
 
     What is on the hub and not here yet is downloaded: the configuration only.
     """
-    loader = import_module(LOADERS[spec.task == "generate"])
+    loader = import_module(LOADERS[spec.entry.task == "generate"])
     try:
-        loader.load_config(spec.source, revision=spec.revision)
+        loader.load_config(spec.source, revision=spec.entry.revision)
     except ValueError as error:
         return str(error)
     return None

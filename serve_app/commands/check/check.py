@@ -20,17 +20,12 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
 from deployments.autoscaling import LoadPolicy
+from deployments.contract.model_spec import ModelConfig
+from deployments.contract.strict_model import StrictModel, unknown_key_message
 from serve_app.commands.check.compose import BUILDER
 from serve_app.commands.check.queue_check import ingress_queue_problems, queue_problems
 from serve_app.commands.check.ray_check import application_problems, server_problems
-from serve_app.config import (
-    INGRESS_NAME,
-    LEDGER_NAME,
-    AppConfig,
-    ModelConfig,
-    StrictModel,
-    unknown_key_message,
-)
+from serve_app.config import INGRESS_NAME, LEDGER_NAME, AppConfig
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
 from serve_app.middleware.auth import UnprotectedServerError, require_protection
 from serve_app.strict_yaml import UniqueKeyLoader
@@ -61,16 +56,16 @@ UNCHECKED_SECTIONS: dict[str, tuple[type[BaseModel], str]] = {
 
 
 class LoadPolicyConfig(StrictModel):
-    """The types of `LoadPolicy`'s `policy_kwargs`; it has the defaults itself."""
+    """The `policy_kwargs` of `LoadPolicy`, with its defaults."""
 
-    target_busy: float = Field(default=1.0, strict=True)
+    target_busy: float = Field(default=LoadPolicy.target_busy, strict=True)
     """Replicas are added until all sequences that run, wait or were refused in the last 5 s would
     fill this part of `max_num_seqs` of each, or what runs this part of the KV memory. Of a model
     that classifies or embeds, this part of `max_batched_tokens`.
     """
-    busy_to_leave: float = Field(default=1.0, strict=True)
+    busy_to_leave: float = Field(default=LoadPolicy.busy_to_leave, strict=True)
     """A replica is stopped if the others are no busier than this without it."""
-    target_waiting_tokens: float = Field(default=1.0, strict=True)
+    target_waiting_tokens: float = Field(default=LoadPolicy.target_waiting_tokens, strict=True)
     """Waiting tokens for which one more replica is added: choose what one replica computes
     in a few seconds.
     """

@@ -19,13 +19,14 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from deployments.contract.descriptions import Task
 from deployments.contract.model_errors import (
     UnsupportedModelError,
     pointer_advice,
     pointers_in,
     reason_of,
 )
-from deployments.contract.model_spec import ModelSpec, Task
+from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.plan import cgroup
 from deployments.plan.checkpoint import CONFIG_FILE, check_checkpoint, find_file
 from deployments.plan.memory_budget import GIB, HEADROOM, DeviceMemoryError
@@ -39,7 +40,7 @@ from deployments.plan.replica_plan import (
     plan_replica,
 )
 from serve_app.commands.check.model_source import ModelFiles, SourceError, read_files
-from serve_app.config import AppConfig, ModelConfig
+from serve_app.config import AppConfig
 from serve_app.sharing import resolve_models, to_spec
 from serve_app.strict_yaml import UniqueKeyLoader
 
@@ -371,7 +372,7 @@ def _rows(plan: ReplicaPlan) -> Mapping[str, str]:
         if plan.device.on_cpu
         else f"{plan.spec.device_share:g} = {_gib(plan.share_bytes)}",
         "weights": f"{_gib(plan.demand.weight_bytes)}",
-        "": f"{counted}{weights.total / 1e9:.2f}e9 in {plan.spec.quantization or plan.dtype}",
+        "": f"{counted}{weights.total / 1e9:.2f}e9 in {plan.spec.entry.quantization or plan.dtype}",
         "a step": _gib(plan.demand.activation_bytes),
         "captured steps": _gib(plan.demand.graph_bytes),
         "context and headroom": _gib(plan.headroom_bytes),

@@ -22,13 +22,15 @@ from pydantic import ValidationError
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray.serve.schema import HTTPOptionsSchema
 
+from deployments.contract.model_spec import ModelConfig, number
+from deployments.contract.strict_model import StrictModel
 from serve_app.commands.check import model_source
 from serve_app.commands.check.check import find_problems, place
 from serve_app.commands.check.compose import BUILDER
 from serve_app.commands.check.model_source import KnownFiles, SourceError
 from serve_app.commands.check.ray_check import MAX_PORT, host_problem
 from serve_app.commands.server_environment import HAPROXY, HAPROXY_PORTS, is_free
-from serve_app.config import AppConfig, ModelConfig, StrictModel, number
+from serve_app.config import AppConfig
 from serve_app.keys.api_keys import ApiKeysError, load_api_keys
 from serve_app.placement import Demand, Node, demands_of, fits, stated_demands
 from serve_app.sharing import known_shares

@@ -8,7 +8,8 @@ the model to refuse.
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
-from serve_app.config import AppConfig, ModelConfig
+from deployments.contract.model_spec import ModelConfig
+from serve_app.config import AppConfig
 
 
 def ingress_queue_problems(

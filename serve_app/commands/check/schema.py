@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from ray.serve._private.utils import DEFAULT
 from ray.serve.schema import DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
 
+from deployments.contract.model_spec import GENERATION_KEYS, ModelConfig
 from serve_app.commands.check.check import (
     LOAD_POLICY,
     MAPPING_KEYS,
@@ -28,7 +29,7 @@ from serve_app.commands.check.check import (
     LoadPolicyConfig,
 )
 from serve_app.commands.check.compose import BUILDER
-from serve_app.config import GENERATION_KEYS, AppConfig, ModelConfig
+from serve_app.config import AppConfig
 
 Schema = dict[str, Any]
 

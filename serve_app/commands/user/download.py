@@ -15,8 +15,8 @@ from typing import Final
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
+from deployments.contract.model_spec import ModelConfig
 from serve_app.commands.check.model_source import SourceError, local_folder
-from serve_app.config import ModelConfig
 
 PATTERNS: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """The files of a repository that raystream reads."""

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 from transformers import AutoConfig
 
-from deployments.contract.model_spec import ModelSpec
+from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.plan.memory_budget import GIB, DeviceMemoryError, ModelTooLargeError
 from deployments.plan.model_shape import ModelShape
 from deployments.plan.replica_plan import (
@@ -27,10 +27,9 @@ ROOT = Path(__file__).parents[3]
 CPU = DeviceMemory(64 * GIB, on_cpu=True)
 
 
-def spec(**changes: Any) -> ModelSpec:
-    sizes = dict.fromkeys(("max_model_len", "max_num_seqs", "max_batched_tokens"))
-    entry = {"id": "m", "source": "x", "revision": None, "dtype": "auto", "device": "auto"}
-    return ModelSpec(**{**entry, "num_gpus": 1.0, "num_threads": None, **sizes, **changes})
+def spec(num_gpus: float = 1.0, **changes: Any) -> ModelSpec:
+    entry = ModelConfig.model_validate({"id": "m", "source": "x", **changes})
+    return ModelSpec(entry, "x", num_gpus)
 
 
 def planned(name: str, gib: float, **changes: Any) -> ReplicaPlan:

@@ -82,7 +82,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, gib: int, share: float
 ) -> None:
     monkeypatch.setattr(placed_engine, "load_model", lambda *_, **__: pytest.fail("it loads"))
-    entry = replace(spec(folder_of(name, tmp_path), num_gpus=share), dtype="auto")
+    entry = spec(folder_of(name, tmp_path), num_gpus=share, dtype="auto")
     with pytest.raises(DeviceMemoryError, match=r"GiB for weights.*; (give it|raise num_gpus)"):
         place_engine(entry, FakeGpu(gib * GIB))
 
@@ -132,7 +132,7 @@ def test_a_model_is_loaded_with_the_sizes_that_were_chosen_and_logged(
 ) -> None:
     caplog.set_level("INFO", "ray.serve.raystream.replica")
     source = folder_of("qwen2.5-7b-instruct", tmp_path)
-    sizes = dict.fromkeys(("max_model_len", "max_num_seqs", "max_batched_tokens"))
+    sizes = dict.fromkeys(("max_model_len", "max_num_seqs", "max_batched_tokens"), "auto")
     entry = spec(source, dtype="auto", num_gpus=0.95, **sizes)
     config = load_config(str(source), revision=None)
     plan = plan_share(entry, config, FakeGpu(gib * GIB))

@@ -45,7 +45,7 @@ def sequence(
 
 
 def table(
-    num_blocks: int = 30, *, full_context_length: int = LENGTH, retains: bool = True
+    num_blocks: int = 30, *, full_context_length: int = LENGTH, prefix_caching: bool = True
 ) -> KVTable:
     """Return a table with blocks of eight tokens; with a shorter context, of two groups."""
     capacities = tuple(sorted({LENGTH, full_context_length}, reverse=True))
@@ -53,7 +53,7 @@ def table(
         KVLayout(capacities, (num_blocks,) * len(capacities), block_size=8),
         max_num_seqs=4,
         full_context_length=full_context_length,
-        retains=retains,
+        prefix_caching=prefix_caching,
     )
 
 
@@ -297,7 +297,7 @@ def test_sequences_with_images_neither_donate_nor_reuse() -> None:
 
 
 def test_without_retention_nothing_is_reused() -> None:
-    kv = table(retains=False)
+    kv = table(prefix_caching=False)
     run(kv, donor := sequence("donor", range(40)))
     assert found(kv, range(40)) == 0
     assert not kv.is_prefix_pending(sequence("same", range(40)), 0)

@@ -53,7 +53,7 @@ class FragileGenerator(TextGenerator):
         placed = super()._start()
         loaded = placed.loaded
         self._encoder = FragileEncoder(
-            loaded.tokenizer, loaded.processor, self._spec.reasoning_parser
+            loaded.tokenizer, loaded.processor, self._spec.entry.reasoning_parser
         )
         self._is_over = threading.Event()
         threading.Thread(target=self._report, name="report", daemon=True).start()

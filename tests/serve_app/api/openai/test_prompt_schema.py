@@ -6,10 +6,11 @@ from PIL import Image
 from pydantic import ValidationError
 
 from deployments.contract.messages import ChatMessage, ImagePart, TextPart, ToolCall
+from deployments.contract.model_spec import ModelConfig
 from serve_app.api.body.echoed_fields import IN_CALLS, IN_MESSAGES, IN_PARTS
 from serve_app.api.chat.schema import ChatRequest
 from serve_app.api.openai.prompt_schema import MAX_NUM_PARTS
-from serve_app.config import AppConfig, ModelConfig
+from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.images import data_uri
 from tests.offenders import Offenders

@@ -25,7 +25,7 @@ def test_models_that_can_be_read_here_pass_and_no_other_node_is_asked() -> None:
 def test_each_model_that_no_node_can_read_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no-such-type"}')
     unknown = spec(tmp_path, id="unknown", task="classify")
-    pooler = replace(MISSING, id="pooler", task="embed")
+    pooler = spec("/nowhere/at/all", id="pooler", task="embed")
     found = list(unreadable([MISSING, GOOD, unknown, pooler], Cluster(("not here, either",))))
     first, second, third = found
     assert first == f"missing: {NO_SUCH_FOLDER}"

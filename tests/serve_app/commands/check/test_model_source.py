@@ -9,7 +9,7 @@ import huggingface_hub.constants
 import pytest
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-from deployments.contract.model_spec import Task
+from deployments.contract.descriptions import Task
 from serve_app.commands.check import model_source
 from serve_app.commands.check.model_source import (
     ModelFiles,

@@ -2,8 +2,9 @@ from typing import Any
 
 import pytest
 
+from deployments.contract.model_spec import ONGOING_MARGIN, ModelConfig
 from serve_app.commands.check.queue_check import ingress_queue_problems, queue_problems
-from serve_app.config import ONGOING_MARGIN, AppConfig, ModelConfig
+from serve_app.config import AppConfig
 
 MODEL = ModelConfig(id="m", source="m", max_num_seqs=8, max_queued_requests=16, max_model_len=100)
 

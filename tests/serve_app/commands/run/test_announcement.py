@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from deployments.contract.model_spec import ModelConfig
 from serve_app.commands.run.announcement import (
     Announcement,
     StartFailedError,
@@ -16,7 +17,6 @@ from serve_app.commands.run.announcement import (
     local_url,
     wait_until_ready,
 )
-from serve_app.config import ModelConfig
 from tests.offenders import Offenders
 from tests.serve_app.tls_server import certify
 from tests.threaded_server import answering

@@ -17,12 +17,12 @@ from ray.serve.schema import (
 )
 
 from benchmarks.free_port import free_port
+from deployments.contract.model_spec import ModelConfig
 from serve_app.commands.check.compose import Configuration
 from serve_app.commands.run import driver, server_record
 from serve_app.commands.run.announcement import StartFailedError
 from serve_app.commands.run.driver import describe, main, pending_deployments
 from serve_app.commands.run.server_record import FOLDER, hold_record
-from serve_app.config import ModelConfig
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
 from serve_app.sharing import to_spec
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from deployments.contract.model_spec import ModelConfig
 from serve_app.commands.cli import app
 from serve_app.commands.user.download import (
     DownloadError,
@@ -15,7 +16,6 @@ from serve_app.commands.user.download import (
     hub_models,
     wait,
 )
-from serve_app.config import ModelConfig
 from tests.hub_configs import config_file
 
 SHA = "a" * 40

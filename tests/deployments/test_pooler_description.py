@@ -3,7 +3,7 @@ from pathlib import Path
 
 import torch
 
-from deployments.pooling.description import describe_files, describe_model
+from deployments.pooler_description import describe_files, describe_model
 from deployments.pooling.model_loader import load_pooler
 from tests.deployments.tiny_folder import spec
 
@@ -15,7 +15,7 @@ def test_files_describe_a_model_as_its_replicas_do() -> None:
     loaded = load_pooler(
         model.source,
         revision=None,
-        dtype=model.dtype,
+        dtype=model.entry.dtype,
         device=torch.device("cpu"),
         max_model_len=128,
     )

@@ -5,7 +5,7 @@ import time
 from transformers import PreTrainedConfig
 
 from deployments.contract.descriptions import EmbeddingDescription, PoolerDescription
-from deployments.contract.model_spec import ModelSpec
+from deployments.contract.model_spec import ModelSpec, number
 from deployments.plan.replica_plan import NO_LIMIT_LEN
 from deployments.pooling.embedder import Embedder
 from deployments.pooling.model_loader import LoadedPooler, fit_length, label_names, load_outline
@@ -24,8 +24,10 @@ def describe_files(spec: ModelSpec) -> PoolerDescription:
     Raises:
         UnsupportedModelError: Files are missing, or the model does not do its task.
     """
-    outline = load_outline(spec.source, task=spec.task, revision=spec.revision)
-    return _describe(spec, outline, fit_length(spec.max_model_len or NO_LIMIT_LEN, outline))
+    outline = load_outline(spec.source, task=spec.entry.task, revision=spec.entry.revision)
+    return _describe(
+        spec, outline, fit_length(number(spec.entry.max_model_len) or NO_LIMIT_LEN, outline)
+    )
 
 
 def _describe(spec: ModelSpec, model: TextModel, max_model_len: int) -> PoolerDescription:
