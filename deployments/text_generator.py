@@ -48,10 +48,11 @@ from deployments.contract.user_config import queue_limits, set_batching
 from deployments.engine.engine import Engine
 from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
 from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.generator.admission import Admission, AdmissionLimits, Permit
+from deployments.generator.admission import Admission, AdmissionLimits
 from deployments.generator.async_engine import AsyncEngine
 from deployments.generator.context_length import fit_length, prompt_field
 from deployments.generator.description import describe_model
+from deployments.generator.engine_queue import Permit
 from deployments.generator.fingerprint import content_digest, model_folder, system_fingerprint
 from deployments.generator.placed_engine import PlacedEngine, place_engine
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
@@ -59,7 +60,7 @@ from deployments.plan.replica_plan import ReplicaPlan
 from deployments.plan.replica_report import WorkCounts
 from deployments.replica.metrics import GeneratorMetrics, StreamClock
 from deployments.replica.model_replica import ModelReplica
-from deployments.replica.probation import Probation, Trial
+from deployments.replica.probation import Probation
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -104,7 +105,7 @@ class TextGenerator(ModelReplica):
             AdmissionLimits(self.plan.sizes.max_num_seqs, *self._queue_limits({})),
             self._placed.engine.layout,
         )
-        self._probation = Probation()
+        self._suspects = asyncio.Lock()
         # A separate thread: a large grammar would otherwise delay every prompt.
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._metrics = GeneratorMetrics(self._store, self._spec.id)
@@ -224,14 +225,16 @@ class TextGenerator(ModelReplica):
                     if request.num_deaths:
                         # Otherwise it could be blamed for a death while it waits.
                         await permit.wait_for_turn()
-                    async with self._probation.trial(request.num_deaths) as trial:
-                        if trial.is_on:
+                    async with Probation(self._suspects, request.num_deaths) as probation:
+                        if probation.is_on:
                             self._engine.require_alive()
                             with self._channels.go_aheads.expect() as go_ahead:
                                 yield [Started(await self._channels.address(), go_ahead.number)]
                                 if not await go_ahead.is_given():
                                     return
-                        async with aclosing(self._generate(request, permit, trial, span)) as events:
+                        async with aclosing(
+                            self._generate(request, permit, probation, span)
+                        ) as events:
                             async for ready in events:
                                 yield ready
             except REFUSALS as error:
@@ -240,7 +243,11 @@ class TextGenerator(ModelReplica):
                 yield [Refused(error, self._replica_id, is_full)]
 
     async def _generate(
-        self, request: GenerationRequest, permit: Permit, trial: Trial, span: ModelSpan | None
+        self,
+        request: GenerationRequest,
+        permit: Permit,
+        probation: Probation,
+        span: ModelSpan | None,
     ) -> AsyncGenerator[list[GenerationEvent], None]:
         arrived_s = time.monotonic() - request.elapsed_s
         encoded = await self._encode(request)
@@ -266,7 +273,9 @@ class TextGenerator(ModelReplica):
         except InvalidParameterError as error:
             raise InvalidRequestError(error.message, error.param) from error
         limits = self._placed.engine.limits
-        permit.weigh(limits.max_num_tokens(sequence), limits.num_planned_tokens(sequence))
+        self._admission.weigh(
+            permit, limits.max_num_tokens(sequence), limits.num_planned_tokens(sequence)
+        )
         num_tokens = len(encoded.token_ids)
         if not request.is_resumed:  # else the replica that it has left has counted it
             self._metrics.count_prompt(num_tokens)
@@ -282,7 +291,7 @@ class TextGenerator(ModelReplica):
 
             def take(delta: TextDelta) -> None:
                 stream.put(delta)  # first, so that no error of a metric loses it
-                trial.gained(len(delta.token_ids))
+                probation.gained(len(delta.token_ids))
                 clock.observe(delta, self._engine.ready_s)
                 if span is not None:
                     span.gained(delta)

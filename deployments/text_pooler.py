@@ -114,7 +114,7 @@ class TextPooler(ModelReplica):
             loaded.tokenizer, loaded.max_model_len, vocab_size, reads_types=loaded.reads_types
         )
         self._metrics = PoolerMetrics(self._store, spec.id)
-        self._probation = Probation()
+        self._suspects = asyncio.Lock()
         self._description = replace(describe_model(spec, loaded), footprint=self._footprint)
         return self._placed
 
@@ -207,7 +207,7 @@ class TextPooler(ModelReplica):
         Raises:
             RaystreamError: See `pool`.
         """
-        async with self._probation.trial(request.num_deaths):
+        async with Probation(self._suspects, request.num_deaths):
             self._require_alive()
             with self._channels.go_aheads.expect() as go_ahead:
                 yield [Started(await self._channels.address(), go_ahead.number)]

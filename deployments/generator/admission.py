@@ -2,9 +2,9 @@
 
 Each sequence holds a permit from its arrival to its end. At most `max_num_seqs` run, if their
 tokens fit into the KV memory. A limited number of sequences and tokens may wait, in the order of
-the engine's own queue (see `deployments.generator.turns`, which also says what this estimates). All
-ingress replicas share this admission, so their number does not change the limits. It runs only on
-the replica's event loop and needs no lock.
+the engine's own queue, which `deployments.generator.engine_queue` estimates. All ingress replicas
+share this admission, so their number does not change the limits. It runs only on the replica's
+event loop and needs no lock.
 
 A sequence is counted before any work is done for it, so that a refusal costs almost nothing. Its
 tokens are counted once they are known; if it turns out then that it has to wait, because the memory
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from deployments.contract.errors import InvalidRequestError, OverloadedError, OverloadReason
 from deployments.contract.generation import GenerationRequest, RequestGroup
-from deployments.generator.turns import Place, Turns
+from deployments.generator.engine_queue import EngineQueue, Permit
 from deployments.plan.kv_layout import KVLayout
 from deployments.replica.retry_after import RetryEstimator
 
@@ -51,50 +51,6 @@ class AdmissionLimits:
         return self.max_num_seqs + self.max_queued_sequences
 
 
-class Permit(Place):
-    """The right of one sequence to run or to wait."""
-
-    def __init__(
-        self,
-        admission: "Admission",
-        siblings: "tuple[Permit, ...]" = (),
-        *,
-        is_resumed: bool = False,
-        is_planned: bool = False,
-    ) -> None:
-        """Create a permit for a single sequence, or for the first of a group.
-
-        Args:
-            admission: The admission that counts the permit.
-            siblings: The permits of the group's other sequences, until these claim them.
-            is_resumed: Whether another replica had accepted the sequence.
-            is_planned: Whether that replica still runs it.
-        """
-        super().__init__(is_resumed=is_resumed)
-        self.siblings = siblings
-        self.unclaimed = list(siblings)
-        self.is_bounded = not is_resumed
-        self.is_planned = is_planned
-        self._admission = admission
-
-    def weigh(self, num_tokens: int, num_planned_tokens: int) -> None:
-        """Count the sequence's tokens, and as many for each sibling that is not weighed yet.
-
-        Args:
-            num_tokens: The most that the sequence can reach, its prompt included.
-            num_planned_tokens: As many as the engine reserves memory for when the sequence begins.
-
-        Raises:
-            OverloadedError: Too many sequences or tokens would wait.
-        """
-        self._admission.weigh(self, num_tokens, num_planned_tokens)
-
-    async def wait_for_turn(self) -> None:
-        """Wait until the sequence would run if it were in the engine."""
-        if not self._admission.is_running(self):
-            await self.wait_until_noted()
-
-
 class Admission:
     """The permits of one replica."""
 
@@ -115,38 +71,34 @@ class Admission:
         self.limits = limits
         self._layout = layout
         self._now_s = now_s
-        self._turns = Turns(limits.max_num_seqs, layout)
+        self._queue = EngineQueue(limits.max_num_seqs, layout)
         self._reserved: dict[str, Permit] = {}  # the first of each group
         self._retry_estimator = RetryEstimator()
 
     @property
     def num_running(self) -> int:
         """Permits of sequences that run."""
-        return self._turns.num_running
+        return self._queue.num_running
 
     @property
     def num_waiting(self) -> int:
         """Permits of sequences that wait."""
-        return self._turns.num_waiting
+        return self._queue.num_waiting
 
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens of the sequences that wait."""
-        return self._turns.num_waiting_tokens
+        return self._queue.num_waiting_tokens
 
     @property
     def num_refused(self) -> int:
         """Requests that were refused lately; see `RetryEstimator.num_refused`."""
         return self._retry_estimator.num_refused(self._now_s())
 
-    def is_running(self, permit: Permit) -> bool:
-        """Return whether a permit's sequence runs."""
-        return self._turns.is_running(permit)
-
     @property
     def is_full(self) -> bool:
         """Whether no further sequence would be admitted now."""
-        return self._num_too_many(self._turns.num_to_wait(1)) > 0
+        return self._num_too_many(self._queue.num_to_wait(1)) > 0
 
     def set_limits(self, max_queued_sequences: int, max_queued_tokens: int | None) -> None:
         """Replace the limits on waiting sequences."""
@@ -171,18 +123,27 @@ class Admission:
             self._give_back(request, permit)
 
     def weigh(self, permit: Permit, num_tokens: int, num_planned_tokens: int) -> None:
-        """Count a permit's tokens; see `Permit.weigh`."""
+        """Count a sequence's tokens, and as many for each sibling that is not weighed yet.
+
+        Args:
+            permit: The sequence's.
+            num_tokens: The most that the sequence can reach, its prompt included.
+            num_planned_tokens: As many as the engine reserves memory for when the sequence begins.
+
+        Raises:
+            OverloadedError: Too many sequences or tokens would wait.
+        """
         unweighed = [each for each in permit.siblings if not each.blocks]
-        due = [each for each in (permit, *unweighed) if self._turns.holds(each)]
+        due = [each for each in (permit, *unweighed) if self._queue.holds(each)]
         blocks = self._layout.blocks_for(num_planned_tokens)
-        num_beyond = self._turns.num_beyond(due, blocks)
+        num_beyond = self._queue.num_beyond(due, blocks)
         if num_beyond and permit.is_planned:
             raise self._no_room_for_hand_over()
         if permit.is_bounded:
             self._check_waiting(num_beyond, "those that run leave too little memory for this one")
-            waiting = [each.num_tokens for each in due if not self._turns.is_running(each)]
+            waiting = [each.num_tokens for each in due if not each.is_running]
             self._check_tokens(num_tokens * (len(waiting) + num_beyond) - sum(waiting))
-        self._turns.weigh(due, num_tokens, blocks)
+        self._queue.weigh(due, num_tokens, blocks)
 
     def _take(self, request: GenerationRequest) -> Permit:
         group = _group_of(request)
@@ -191,12 +152,10 @@ class Admission:
         size = 1 if group is None else group.size
         if not request.is_resumed:
             self._check(size)
-        elif request.is_planned and self._turns.num_to_wait(1, is_resumed=True):
+        elif request.is_planned and self._queue.num_to_wait(1, is_resumed=True):
             raise self._no_room_for_hand_over()
-        siblings = tuple(Permit(self) for _ in range(size - 1))
-        permit = Permit(
-            self, siblings, is_resumed=request.is_resumed, is_planned=request.is_planned
-        )
+        siblings = tuple(Permit() for _ in range(size - 1))
+        permit = Permit(siblings, is_resumed=request.is_resumed, is_planned=request.is_planned)
         for each in (permit, *siblings):
             self._enter(each)
         if group is not None:
@@ -210,9 +169,9 @@ class Admission:
         still belongs to an admitted request.
         """
         first = self._reserved.get(group_id)
-        permit = first.unclaimed.pop() if first and first.unclaimed else Permit(self)
+        permit = first.unclaimed.pop() if first and first.unclaimed else Permit()
         permit.is_bounded = False
-        if not self._turns.holds(permit):
+        if not self._queue.holds(permit):
             self._enter(permit)
         return permit
 
@@ -223,7 +182,7 @@ class Admission:
                 f"The request asks for {num_new} texts at once, and the model admits "
                 f"{max_sequences} at most; ask for fewer."
             )
-        self._check_waiting(self._turns.num_to_wait(num_new), f"{self.num_running} sequences run")
+        self._check_waiting(self._queue.num_to_wait(num_new), f"{self.num_running} sequences run")
 
     def _num_too_many(self, num_new: int) -> int:
         """Return by how many sequences the limit is exceeded if `num_new` more have to wait."""
@@ -263,8 +222,8 @@ class Admission:
 
         Each end lets the first waiting sequence run.
         """
-        for number, place in enumerate(self._turns.waiting, start=1):
-            num_tokens -= place.num_tokens
+        for number, permit in enumerate(self._queue.waiting, start=1):
+            num_tokens -= permit.num_tokens
             if num_tokens <= 0:
                 return number
         return max(1, self.num_waiting)
@@ -272,7 +231,7 @@ class Admission:
     def _enter(self, permit: Permit) -> None:
         if not self.num_running:
             self._retry_estimator.start(self._now_s())
-        self._turns.enter(permit)
+        self._queue.enter(permit)
 
     def _give_back(self, request: GenerationRequest, permit: Permit) -> None:
         # A request whose replica seemed lost may come again before its first call has ended.
@@ -280,10 +239,10 @@ class Admission:
         if group is not None and self._reserved.get(group.id) is permit:
             del self._reserved[group.id]
         for unclaimed in permit.unclaimed:
-            self._turns.leave(unclaimed)
+            self._queue.leave(unclaimed)
         if permit.num_tokens:  # otherwise it was refused and took no engine time
             self._retry_estimator.note_end(self._now_s())
-        self._turns.leave(permit)
+        self._queue.leave(permit)
 
 
 def _group_of(request: GenerationRequest) -> RequestGroup | None:

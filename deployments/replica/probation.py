@@ -13,21 +13,22 @@ from typing import Self
 from deployments.contract.generation import num_tokens_of_trial
 
 
-class Trial:
+class Probation:
     """One request's probation, as an asynchronous context: it begins when its turn has come.
 
-    It ends with its tokens, or else with the block. A request that is no suspect has no turn to
-    wait for, and none to give up.
+    Suspects get their turns in the order of their arrival. A probation ends with the request's
+    tokens, or else with the block. A request that is no suspect has no turn to wait for, and none
+    to give up.
 
     Attributes:
         is_on: Whether other suspects wait for this one.
     """
 
     def __init__(self, lock: asyncio.Lock, num_deaths: int) -> None:
-        """Prepare a trial.
+        """Prepare a probation.
 
         Args:
-            lock: Held during the trial of a suspect.
+            lock: The replica's; a suspect on probation holds it.
             num_deaths: The request's; at 0 it is no suspect.
         """
         self.is_on = False
@@ -42,11 +43,11 @@ class Trial:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End the trial unless it has ended before."""
+        """End the probation unless it has ended before."""
         self.end()
 
     def gained(self, num_tokens: int) -> None:
-        """Note new tokens of the request, and end its trial if they are enough."""
+        """Note new tokens of the request, and end its probation if they are enough."""
         if self.is_on:
             self._num_tokens_left -= num_tokens
             if self._num_tokens_left <= 0:
@@ -57,14 +58,3 @@ class Trial:
         if self.is_on:
             self.is_on = False
             self._lock.release()
-
-
-class Probation:
-    """Lets suspects begin one at a time, in the order of their arrival."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    def trial(self, num_deaths: int) -> Trial:
-        """Return the trial of a request that has this many deaths."""
-        return Trial(self._lock, num_deaths)

@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from deployments.contract.errors import InvalidRequestError, OverloadedError, OverloadReason
 from deployments.contract.generation import GenerationRequest, RequestGroup
 from deployments.contract.sampling_params import SamplingParams
-from deployments.generator.admission import Admission, AdmissionLimits, Permit
+from deployments.generator.admission import Admission, AdmissionLimits
+from deployments.generator.engine_queue import Permit
 from deployments.plan.kv_layout import KVLayout
 from tests.stopped_clock import settle
 
@@ -53,7 +54,7 @@ def held(
         for _ in range(num):
             stack = all_of_them.enter_context(ExitStack())
             permit = stack.enter_context(counted.permit(request()))
-            permit.weigh(num_tokens, num_tokens)
+            counted.weigh(permit, num_tokens, num_tokens)
             permits.append((permit, stack))
         yield permits
 
@@ -119,11 +120,11 @@ def test_a_group_is_admitted_as_a_whole_or_not_at_all() -> None:
         assert not counted.is_full, "a smaller one would be admitted"
     with held(counted, 2), counted.permit(first) as permit:
         assert (counted.num_running, counted.num_waiting) == (2, 3)
-        permit.weigh(30, 30)
+        counted.weigh(permit, 30, 30)
         assert counted.num_waiting_tokens == 90
         other = request(RequestGroup("g", 3, is_first=False))
         with counted.permit(other) as sibling:
-            sibling.weigh(10, 10)
+            counted.weigh(sibling, 10, 10)
             assert counted.num_waiting_tokens == 70
             with pytest.raises(OverloadedError):
                 take(counted, request())
@@ -140,7 +141,7 @@ def test_a_group_with_too_many_tokens_is_refused_as_a_whole() -> None:
             pytest.raises(OverloadedError, match="tokens"),
             counted.permit(request(RequestGroup("g", 3, is_first=True))) as permit,
         ):
-            permit.weigh(34, 34)
+            counted.weigh(permit, 34, 34)
         assert counted.num_waiting == 0
 
 
@@ -156,7 +157,7 @@ def test_sequences_that_another_replica_has_admitted_bypass_the_limits() -> None
     with held(counted, 2, 100):
         for each in (request(is_resumed=True), member, request(member.group, is_resumed=True)):
             with counted.permit(each) as permit:
-                permit.weigh(1000, 1000)
+                counted.weigh(permit, 1000, 1000)
                 assert counted.num_waiting == 2
     assert (counted.num_running, counted.num_waiting, counted.num_waiting_tokens) == (0, 0, 0)
 
@@ -190,15 +191,14 @@ def test_siblings_keep_their_permits_after_the_first_has_ended() -> None:
     counted, _ = admission(max_num_seqs=1)
     with ExitStack() as stack:
         first = stack.enter_context(ExitStack())
-        first.enter_context(counted.permit(request(RequestGroup("g", 3, is_first=True)))).weigh(
-            9, 9
-        )
+        group = RequestGroup("g", 3, is_first=True)
+        counted.weigh(first.enter_context(counted.permit(request(group))), 9, 9)
         sibling = counted.permit(request(RequestGroup("g", 3, is_first=False)))
-        stack.enter_context(sibling).weigh(9, 9)
+        counted.weigh(stack.enter_context(sibling), 9, 9)
         first.close()
         assert (counted.num_running, counted.num_waiting) == (1, 0)
         late = counted.permit(request(RequestGroup("g", 3, is_first=False)))
-        stack.enter_context(late).weigh(9, 9)
+        counted.weigh(stack.enter_context(late), 9, 9)
         assert (counted.num_running, counted.num_waiting) == (1, 1)
     assert (counted.num_running, counted.num_waiting) == (0, 0)
 
@@ -311,7 +311,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             if fails:  # in validation, for example
                 stack.close()
                 return
-            permit.weigh(num_tokens, num_tokens)
+            self.counted.weigh(permit, num_tokens, num_tokens)
         except OverloadedError as error:
             stack.close()
             self.told_s.append(error.retry_after_s)
@@ -330,7 +330,8 @@ class AdmissionMachine(RuleBasedStateMachine):
         num_waiting = max(0, num_held + size - 2) - max(0, num_held - 2)
         try:
             group = RequestGroup(name, size, is_first=True)
-            first.enter_context(self.counted.permit(request(group))).weigh(num_tokens, num_tokens)
+            permit = first.enter_context(self.counted.permit(request(group)))
+            self.counted.weigh(permit, num_tokens, num_tokens)
         except InvalidRequestError:
             assert size > 5
         except OverloadedError:
@@ -341,7 +342,8 @@ class AdmissionMachine(RuleBasedStateMachine):
             stacks = [ExitStack() for _ in range(min(num_come, size - 1))]
             for stack in stacks:
                 member = request(RequestGroup(name, size, is_first=False))
-                stack.enter_context(self.counted.permit(member)).weigh(num_tokens, num_tokens)
+                permit = stack.enter_context(self.counted.permit(member))
+                self.counted.weigh(permit, num_tokens, num_tokens)
             # The client leaves: all of them end.
             for stack in (*stacks, first):
                 stack.close()

@@ -8,7 +8,8 @@ import pytest
 from deployments.contract.errors import OverloadedError
 from deployments.contract.generation import GenerationRequest, RequestGroup
 from deployments.contract.sampling_params import SamplingParams
-from deployments.generator.admission import Admission, AdmissionLimits, Permit
+from deployments.generator.admission import Admission, AdmissionLimits
+from deployments.generator.engine_queue import Permit
 from deployments.plan.kv_layout import KVLayout
 from tests.stopped_clock import settle
 
@@ -39,7 +40,7 @@ class Held:
         with ExitStack() as stack:
             permit = stack.enter_context(self.counted.permit(request))
             if num_tokens is not None:
-                permit.weigh(num_tokens, num_tokens)
+                self.counted.weigh(permit, num_tokens, num_tokens)
             self.stacks[permit] = stack.pop_all()
         return permit
 
@@ -51,7 +52,7 @@ class Held:
         return self.counted.num_running, self.counted.num_waiting
 
     def running(self, *permits: Permit) -> list[bool]:
-        return [self.counted.is_running(permit) for permit in permits]
+        return [permit.is_running for permit in permits]
 
 
 def test_a_sequence_that_does_not_fit_waits_and_none_overtakes_it() -> None:
@@ -66,7 +67,7 @@ def test_a_sequence_that_does_not_fit_waits_and_none_overtakes_it() -> None:
 def test_a_sequence_counts_with_what_the_engine_plans_for_it() -> None:
     held = Held()
     for _ in range(5):
-        held.take().weigh(100, 11)
+        held.counted.weigh(held.take(), 100, 11)
     assert held.numbers == (5, 0)
 
 
@@ -150,7 +151,7 @@ def test_a_sibling_that_is_weighed_first_keeps_its_own_weight() -> None:
     held = Held()
     first = held.take(None, RequestGroup("g", 2, is_first=True))
     sibling = held.take(90, RequestGroup("g", 2, is_first=False))
-    first.weigh(10, 10)
+    held.counted.weigh(first, 10, 10)
     assert held.running(first, sibling) == [True, True]
     assert held.numbers == (2, 0)
     assert held.running(held.take(10)) == [False]
