@@ -1,6 +1,6 @@
 """Asks a server with OpenAI's API, and says in words what went wrong.
 
-Any such server will do. From raystream come also comments, such as `moved`, and the number of
+Any such server will do. raystream also sends comments, such as `moved`, and the number of
 tokens so far in each chunk, if the request asks for that.
 """
 
@@ -146,7 +146,7 @@ class ChatClient:
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_S, sock_read=SILENCE_S)
         try:
             async with (
-                # A connection for each request: one that ends between two would go unnoticed.
+                # A connection for each request: a kept-alive one may be dead by the next.
                 aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session,
                 session.request(method, f"{self.url}{path}", json=body) as response,
             ):

@@ -49,7 +49,7 @@ class HeadShape:
 
     @property
     def lanes(self) -> int:
-        """32-bit words of the vectors that a head is divided into; 0 if no vector divides it."""
+        """Vector width for one head, in 32-bit words; 0 if none fits evenly."""
         num_words, rest = divmod(self.head_bytes, 4)
         fitting = (n for n in (16, 8, 4) if n <= machine_lanes() and num_words % n == 0)
         return 0 if rest else next(fitting, 0)

@@ -77,7 +77,10 @@ def _open(path: Path) -> ctypes.CDLL | None:
 
 
 def _loaded_libraries() -> list[Path]:
-    """Return the OpenMP libraries that this process has loaded; none where no file tells them."""
+    """Return the OpenMP libraries that this process has loaded.
+
+    Empty where /proc/self/maps can't be read.
+    """
     try:
         lines = MAPS.read_text().splitlines()
     except OSError:
