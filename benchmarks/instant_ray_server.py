@@ -8,16 +8,17 @@ Run: python -m benchmarks.instant_ray_server PORT
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray import serve
 from ray.serve.config import HTTPOptions
 
-from benchmarks.instant_server import InstantBackend, InstantStream
+from benchmarks.instant_server import DESCRIPTION, InstantStream
 from deployments.channel.server import ChannelServer
 from deployments.contract.descriptions import ModelDescription
-from deployments.contract.generation import Accepted, GenerationRequest
+from deployments.contract.generation import GenerationRequest
 from serve_app.config import AppConfig
 from serve_app.ingress import Ingress
 
@@ -33,7 +34,7 @@ class InstantReplica:
         address = await self._channels.address()
         assert request.stream is not None
         with self._channels.stream(request.stream) as stream:
-            yield [Accepted(InstantStream.num_prompt_tokens, channel=address)]
+            yield [replace(InstantStream.accepted, channel=address)]
             async for deltas in InstantStream():
                 for delta in deltas:
                     stream.put(delta)
@@ -42,7 +43,7 @@ class InstantReplica:
 
     async def describe(self) -> ModelDescription:
         """Describe the fake model."""
-        return await InstantBackend().describe()
+        return DESCRIPTION
 
     async def ping(self) -> None:
         """Report good health."""

@@ -7,17 +7,17 @@ Run: python -m benchmarks.instant_server PORT
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
-from typing import NoReturn
+from collections.abc import AsyncIterator
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from deployments.contract.descriptions import ModelDescription
-from deployments.contract.generation import GenerationRequest
+from deployments.contract.generation import Accepted, GenerationRequest
 from deployments.contract.output import FinishReason, TextDelta
-from deployments.contract.reasoning_format import PromptReasoning
 from deployments.contract.sampling_params import SamplingParams
+from serve_app.backends.replicas.backend import Request
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 
@@ -29,22 +29,25 @@ DELTAS = [TextDelta((7,) * TOKENS_PER_DELTA, "some more of it ") for _ in range(
 LAST = TextDelta((7,) * TOKENS_PER_DELTA, "and the end.", FinishReason.STOP)
 
 
+DESCRIPTION = ModelDescription(
+    id="instant",
+    created=0,
+    max_model_len=4096,
+    accepts_images=False,
+    default_sampling=SamplingParams(),
+)
+
+
 class InstantStream:
     """The same answer to every request, with a turn of the event loop before each message."""
 
-    num_prompt_tokens = 20
-    reasoning = PromptReasoning.OPEN
-    fingerprint = None
-    prompt_digest = b""
+    accepted = Accepted(20)
 
     async def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
         """Yield the deltas of each message."""
         for delta in (*DELTAS, LAST):
             await asyncio.sleep(0)
             yield [delta]
-
-    def watch(self, on_due: Callable[[], object]) -> None:
-        """Never call it: the stream need not leave."""
 
     async def aclose(self) -> None:
         """Release nothing: the stream holds no resources."""
@@ -53,30 +56,9 @@ class InstantStream:
 class InstantBackend:
     """A model with a fixed answer."""
 
-    async def generate(self, request: GenerationRequest) -> InstantStream:
-        """Return the answer's stream."""
-        return InstantStream()
-
-    async def describe(self) -> ModelDescription:
-        """Describe the fake model."""
-        return ModelDescription(
-            id="instant",
-            created=0,
-            max_model_len=4096,
-            accepts_images=False,
-            default_sampling=SamplingParams(),
-        )
-
-    async def tokenize(self, request: object) -> NoReturn:
-        """Fail: this call is not measured."""
-        raise NotImplementedError
-
-    async def detokenize(self, token_ids: tuple[int, ...]) -> NoReturn:
-        """Fail: this call is not measured."""
-        raise NotImplementedError
-
-    async def ping(self) -> None:
-        """Report good health."""
+    async def send(self, request: Request) -> Any:
+        """Return the answer's stream, or the model's description; nothing else is measured."""
+        return InstantStream() if isinstance(request, GenerationRequest) else DESCRIPTION
 
 
 def application() -> FastAPI:

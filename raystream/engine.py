@@ -53,8 +53,7 @@ from serve_app.api.embeddings.routes import EmbeddedTexts
 from serve_app.api.embeddings.schema import EmbeddingsBody
 from serve_app.api.intake.context import ApiContext
 from serve_app.backends.models.catalog import ModelCatalog
-from serve_app.backends.replicas.generation import HandleGenerationBackend
-from serve_app.backends.replicas.pooling import HandlePoolingBackend
+from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.clock import SystemClock
 from serve_app.config import LimitsConfig, model_id_of
 from serve_app.images.fetcher import ImageFetcher
@@ -65,8 +64,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
-
-Backend = HandleGenerationBackend | HandlePoolingBackend
 
 UNLIMITED: Final = LimitsConfig(
     first_token_timeout_s=None, stall_timeout_s=None, total_timeout_s=None
@@ -380,20 +377,17 @@ def _load(spec: ModelSpec) -> TextGenerator | TextPooler:
         logger.setLevel(level)
 
 
-async def _catalog_of(id_: str, task: Task, handle: "Handle") -> tuple[Backend, ModelCatalog]:
+async def _catalog_of(id_: str, task: Task, handle: "Handle") -> tuple[HandleBackend, ModelCatalog]:
     """Return the backend of the replica, which belongs to the running event loop, and a catalog."""
-    if task == "generate":
-        generator = HandleGenerationBackend(handle)
-        return generator, ModelCatalog({id_: generator})
-    pooler = HandlePoolingBackend(handle)
-    if task == "classify":
-        return pooler, ModelCatalog({}, {id_: pooler})
-    return pooler, ModelCatalog({}, {}, {id_: pooler})
+    backend = HandleBackend(handle)
+    tasks = ("generate", "classify", "embed")
+    generators, classifiers, embedders = ({id_: backend} if task == t else {} for t in tasks)
+    return backend, ModelCatalog(generators, classifiers, embedders)
 
 
 def _close(
     replica: TextGenerator | TextPooler,
-    backend: Backend,
+    backend: HandleBackend,
     loop: asyncio.AbstractEventLoop,
     thread: threading.Thread,
 ) -> None:
@@ -407,7 +401,7 @@ def _close(
     loop.close()
 
 
-async def _end(replica: TextGenerator | TextPooler, backend: Backend) -> None:
+async def _end(replica: TextGenerator | TextPooler, backend: HandleBackend) -> None:
     ours = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in ours:
         task.cancel()

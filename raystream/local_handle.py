@@ -1,7 +1,7 @@
 """A handle to a replica in this process, which behaves as Ray Serve's does."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Self
 
@@ -46,12 +46,13 @@ class LocalResponses:
 class LocalMethod:
     """A method of the replica."""
 
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
+    def __init__(self, replica: object, name: str) -> None:
+        self._replica = replica
+        self._name = name
 
     def remote(self, *args: object) -> Any:
         """Call it; see `DeploymentHandle`."""
-        result = self._call(*args)
+        result = getattr(self._replica, self._name)(*args)
         if isinstance(result, AsyncGenerator):
             return LocalResponses(result)
         return asyncio.ensure_future(result)
@@ -65,8 +66,8 @@ class LocalHandle:
 
     def __getattr__(self, method: str) -> LocalMethod:
         """Return a method of the replica."""
-        return LocalMethod(getattr(self._replica, method))
+        return LocalMethod(self._replica, method)
 
     def options(self, method_name: str, stream: bool) -> LocalMethod:
         """Return a method of the replica; whether it streams, its result shows."""
-        return LocalMethod(getattr(self._replica, method_name))
+        return LocalMethod(self._replica, method_name)

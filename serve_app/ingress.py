@@ -60,12 +60,10 @@ from serve_app.backends.models.snapshots import (
     ModelSource,
     Snapshots,
 )
-from serve_app.backends.replicas.generation import (
-    ReplicaBackend,
-)
+from serve_app.backends.replicas.backend import Backend
+from serve_app.backends.replicas.departures import Departures
 from serve_app.backends.replicas.handles import Handle, ask_all
 from serve_app.backends.replicas.ledger_handle import HandleLedger, Ledger
-from serve_app.backends.replicas.pooling import PoolingBackend
 from serve_app.backends.replicas.replica_reports import HandleReports
 from serve_app.backends.replicas.running_replicas import RunningReplicas
 from serve_app.clock import Clock, SystemClock
@@ -127,6 +125,7 @@ class AppParts:
         clock: The time, as surfaces see it.
         images: Fetches images; None fetches over the network.
         replicas: The replicas of each model that may have none; others count as running.
+        departures: Says which replicas of a model are about to end, by the model's id.
         describe_files: Describes a model that sleeps, by its id.
         metrics: Counts what the ingress does.
         snapshots: The metrics of all processes; None shows those of the ingress.
@@ -139,15 +138,16 @@ class AppParts:
     """
 
     config: AppConfig
-    generators: Mapping[str, ReplicaBackend]
-    classifiers: Mapping[str, PoolingBackend] = field(default_factory=dict)
-    embedders: Mapping[str, PoolingBackend] = field(default_factory=dict)
+    generators: Mapping[str, Backend]
+    classifiers: Mapping[str, Backend] = field(default_factory=dict)
+    embedders: Mapping[str, Backend] = field(default_factory=dict)
     keys: KeyRing | None = None
     host: str | None = None
     ledger: Ledger | None = None
     clock: Clock = field(default_factory=SystemClock)
     images: ImageSource | None = None
     replicas: Mapping[str, RunningReplicas] = field(default_factory=dict)
+    departures: Mapping[str, Departures] = field(default_factory=dict)
     describe_files: Callable[[str], Coroutine[Any, Any, Any]] = _no_description
     metrics: IngressMetrics = field(default_factory=IngressMetrics)
     snapshots: Snapshots | None = None
@@ -354,6 +354,7 @@ class Ingress:
             host,
             None if ledger is None else HandleLedger(ledger),
             replicas=models.replicas,
+            departures=models.departures,
             describe_files=models.describe_files,
             metrics=metrics,
             snapshots=self._snapshots,

@@ -19,25 +19,17 @@ from serve_app.backends.models.cluster_state import (
     replica_states,
     watch_draining_nodes,
 )
-from serve_app.backends.models.cold_start import (
-    ColdStart,
-    ColdStartGenerationBackend,
-    ColdStartPoolingBackend,
-)
+from serve_app.backends.models.cold_start import ColdStart
 from serve_app.backends.models.model_files import describe_files
 from serve_app.backends.models.serving_states import AskStates, ServingState, ServingStates
+from serve_app.backends.replicas.backend import Backend
 from serve_app.backends.replicas.departures import Departures
-from serve_app.backends.replicas.generation import (
-    GenerationBackend,
-    HandleGenerationBackend,
-    ReplicaBackend,
-)
+from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.replicas.handles import Handle
 from serve_app.backends.replicas.lost import NoReplicaError
-from serve_app.backends.replicas.pooling import HandlePoolingBackend, PoolingBackend
 from serve_app.backends.replicas.running_replicas import RunningReplicas, running_replicas_of
-from serve_app.backends.streams.deadlines import DeadlineGenerationBackend, DeadlinePoolingBackend
-from serve_app.backends.streams.failover import FailoverGenerationBackend, FailoverPoolingBackend
+from serve_app.backends.streams.deadlines import Deadlines
+from serve_app.backends.streams.failover import Failover
 from serve_app.backends.streams.losses import FailoverLimits
 from serve_app.config import AppConfig
 
@@ -82,23 +74,28 @@ class ModelBackends(Protocol):
     """The models of an application, each by its id; see `AppParts`."""
 
     @property
-    def generators(self) -> Mapping[str, ReplicaBackend]:
+    def generators(self) -> Mapping[str, Backend]:
         """Those that generate; the first is their default."""
         ...
 
     @property
-    def classifiers(self) -> Mapping[str, PoolingBackend]:
+    def classifiers(self) -> Mapping[str, Backend]:
         """Those that classify; the first is their default."""
         ...
 
     @property
-    def embedders(self) -> Mapping[str, PoolingBackend]:
+    def embedders(self) -> Mapping[str, Backend]:
         """Those that embed; the first is their default."""
         ...
 
     @property
     def replicas(self) -> Mapping[str, RunningReplicas]:
         """The replicas of each model that may have none; others count as running."""
+        ...
+
+    @property
+    def departures(self) -> Mapping[str, Departures]:
+        """Which replicas of a model are about to end, by the model's id."""
         ...
 
     @property
@@ -116,16 +113,18 @@ class HandleModels:
         classifiers: Those that classify.
         embedders: Those that embed.
         replicas: The replicas of each model that may have none.
+        departures: Says which replicas of a model are about to end.
         describe_files: Describes a model that sleeps, by its id.
         running: The replicas of every model.
         ask_states: Asks for the states of the deployments.
         watches: Coroutines that run for as long as requests are made.
     """
 
-    generators: Mapping[str, HandleGenerationBackend]
-    classifiers: Mapping[str, HandlePoolingBackend]
-    embedders: Mapping[str, HandlePoolingBackend]
+    generators: Mapping[str, HandleBackend]
+    classifiers: Mapping[str, HandleBackend]
+    embedders: Mapping[str, HandleBackend]
     replicas: Mapping[str, RunningReplicas]
+    departures: Mapping[str, Departures]
     describe_files: Callable[[str], Coroutine[Any, Any, Any]]
     running: Mapping[str, RunningReplicas]
     ask_states: AskStates
@@ -162,19 +161,16 @@ class HandleModels:
             for id_, handle in handles.items()
             if tasks[id_] == "generate"
         }
-        poolers = {
-            id_: HandlePoolingBackend(handle, running[id_], spans_of(id_))
+        backends = {
+            id_: HandleBackend(handle, running[id_], spans_of(id_))
             for id_, handle in handles.items()
-            if tasks[id_] != "generate"
         }
         return cls(
-            {
-                id_: HandleGenerationBackend(handles[id_], running[id_], each, spans_of(id_))
-                for id_, each in departures.items()
-            },
-            {id_: each for id_, each in poolers.items() if tasks[id_] == "classify"},
-            {id_: each for id_, each in poolers.items() if tasks[id_] == "embed"},
+            {id_: each for id_, each in backends.items() if tasks[id_] == "generate"},
+            {id_: each for id_, each in backends.items() if tasks[id_] == "classify"},
+            {id_: each for id_, each in backends.items() if tasks[id_] == "embed"},
             {spec.id: running[spec.id] for spec in specs},
+            departures,
             partial(describe_files, {spec.id: spec for spec in specs}),
             running,
             partial(
@@ -207,42 +203,33 @@ def catalog_of(config: AppConfig, backends: ModelBackends, states: ServingStates
     failover = FailoverLimits(limits.failover_timeout_s)
     models = {model.id: model for model in config.models}
 
-    def start_of(id_: str) -> ColdStart[Any]:
-        return ColdStart(
-            id_,
-            backends.replicas[id_],
-            partial(states.of, models[id_].deployment_name),
-            partial(backends.describe_files, id_),
-            models[id_].max_num_admitted,
-        )
-
-    starts = {id_: start_of(id_) for id_ in backends.replicas}
+    starts: dict[str, ColdStart] = {}
 
     async def why_none(id_: str) -> NoReplicaError | None:
         state = await states.of(models[id_].deployment_name)
         is_failed = state.serving is ServingState.FAILED
         return NoReplicaError.of(id_, state.failure) if is_failed else None
 
-    def generator(id_: str, backend: ReplicaBackend) -> GenerationBackend:
-        outliving: GenerationBackend = FailoverGenerationBackend(
-            backend, failover, partial(why_none, id_)
-        )
-        if id_ in starts:
-            outliving = ColdStartGenerationBackend(outliving, starts[id_])
-        return DeadlineGenerationBackend(outliving, limits)
+    def outliving(id_: str, backend: Backend, *, generates: bool) -> Backend:
+        backend = Failover(backend, failover, partial(why_none, id_), backends.departures.get(id_))
+        if id_ in backends.replicas:
+            backend = starts[id_] = ColdStart(
+                backend,
+                id_,
+                backends.replicas[id_],
+                partial(states.of, models[id_].deployment_name),
+                partial(backends.describe_files, id_),
+                models[id_].max_num_admitted,
+            )
+        return Deadlines(backend, limits, generates=generates)
 
-    def pooler(id_: str, backend: PoolingBackend) -> PoolingBackend:
-        outliving: PoolingBackend = FailoverPoolingBackend(
-            backend, failover, partial(why_none, id_)
-        )
-        if id_ in starts:
-            outliving = ColdStartPoolingBackend(outliving, starts[id_])
-        return DeadlinePoolingBackend(outliving, limits.total_timeout_s)
+    def all_of(found: Mapping[str, Backend], *, generates: bool = False) -> dict[str, Backend]:
+        return {id_: outliving(id_, each, generates=generates) for id_, each in found.items()}
 
     return ModelCatalog(
-        {id_: generator(id_, backend) for id_, backend in backends.generators.items()},
-        {id_: pooler(id_, backend) for id_, backend in backends.classifiers.items()},
-        {id_: pooler(id_, backend) for id_, backend in backends.embedders.items()},
+        all_of(backends.generators, generates=True),
+        all_of(backends.classifiers),
+        all_of(backends.embedders),
         is_cold=lambda id_: id_ in starts and starts[id_].is_cold,
         state_of=lambda id_: states.of(models[id_].deployment_name if id_ in models else id_),
     )

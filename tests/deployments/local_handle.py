@@ -7,21 +7,21 @@ from deployments.contract.generation import GenerationRequest
 from deployments.contract.output import TextDelta
 from deployments.text_generator import TextGenerator
 from raystream.local_handle import LocalHandle
-from serve_app.backends.replicas.generation import HandleGenerationBackend
+from serve_app.backends.replicas.handle_backend import HandleBackend
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 
-def local_backend(replica: object) -> HandleGenerationBackend:
+def local_backend(replica: object) -> HandleBackend:
     """Return the backend of a replica in this process; its deltas take a real channel."""
-    return HandleGenerationBackend(cast("DeploymentHandle[Any]", LocalHandle(replica)))
+    return HandleBackend(cast("DeploymentHandle[Any]", LocalHandle(replica)))
 
 
 async def read(generator: TextGenerator, request: GenerationRequest) -> list[TextDelta]:
     """Return the deltas of an answer, as an ingress gets them."""
     backend = local_backend(generator)
     async with aclosing(backend):
-        stream = await backend.generate(request)
+        stream = await backend.send(request)
         async with aclosing(stream):
             return [delta async for deltas in stream for delta in deltas]

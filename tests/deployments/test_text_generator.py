@@ -155,9 +155,7 @@ async def test_a_closed_stream_makes_room(generator: TextGenerator) -> None:
     endless = SamplingParams(temperature=0, ignore_eos=True)
     backend = local_backend(generator)
     async with aclosing(backend):
-        streams = [
-            await backend.generate(GenerationRequest(f"r{i}", "go", endless)) for i in range(4)
-        ]
+        streams = [await backend.send(GenerationRequest(f"r{i}", "go", endless)) for i in range(4)]
         for stream in streams:
             await anext(aiter(stream))
         for stream in streams:

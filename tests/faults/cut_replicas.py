@@ -21,13 +21,12 @@ from typing import Any
 
 import httpx
 
-from deployments.contract.descriptions import ModelDescription
-from deployments.contract.generation import GenerationRequest, TokenizedPrompt, TokenizeRequest
+from deployments.contract.generation import GenerationRequest
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.async_engine import Take
 from deployments.text_generator import TextGenerator
-from serve_app.backends.replicas.generation import ReplicaBackend, ReplicaStream
+from serve_app.backends.replicas.backend import Backend, Request
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.local_handle import local_backend
@@ -106,25 +105,15 @@ class Cuts:
 class Router:
     """A model with several replicas, which take requests in turn."""
 
-    def __init__(self, backends: Sequence[ReplicaBackend]) -> None:
+    def __init__(self, backends: Sequence[Backend]) -> None:
         self._backends = backends
         self._num_requests = 0
 
-    async def generate(self, request: GenerationRequest) -> ReplicaStream:
+    async def send(self, request: Request) -> Any:
+        if not isinstance(request, GenerationRequest):
+            return await self._backends[0].send(request)
         self._num_requests += 1
-        return await self._backends[self._num_requests % len(self._backends)].generate(request)
-
-    async def describe(self) -> ModelDescription:
-        return await self._backends[0].describe()
-
-    async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
-        return await self._backends[0].tokenize(request)
-
-    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
-        return await self._backends[0].detokenize(token_ids)
-
-    async def ping(self) -> None:
-        await self._backends[0].ping()
+        return await self._backends[self._num_requests % len(self._backends)].send(request)
 
 
 @contextmanager

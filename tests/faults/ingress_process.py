@@ -7,24 +7,22 @@ import asyncio
 import multiprocessing
 import pickle
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from multiprocessing.context import ForkServerContext
-from typing import Any, NoReturn
+from typing import Any
 
 import uvicorn
 
 from deployments.contract.descriptions import ModelDescription
-from deployments.contract.generation import GenerationRequest
+from deployments.contract.generation import Accepted, GenerationRequest
 from deployments.contract.output import TextDelta
 from deployments.text_generator import TextGenerator
+from serve_app.backends.replicas.backend import DescribeRequest, Request
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.local_handle import local_backend
 from tests.raw_http import LOCALHOST
-
-HEAD = ("num_prompt_tokens", "reasoning", "fingerprint", "prompt_digest")
-"""What a stream says before its deltas."""
 
 
 def context() -> ForkServerContext:
@@ -81,45 +79,27 @@ class _RemoteBackend:
         self._description = description
         self._port = port
 
-    async def generate(self, request: GenerationRequest) -> "_RemoteStream":
+    async def send(self, request: Request) -> Any:
+        if isinstance(request, DescribeRequest):
+            return self._description
+        assert isinstance(request, GenerationRequest), "it gets no others"
         reader, writer = await asyncio.open_connection(LOCALHOST, self._port)
         _write(writer, request)
         return _RemoteStream(reader, writer, await _read(reader))
-
-    async def describe(self) -> ModelDescription:
-        return self._description
-
-    async def tokenize(self, request: object) -> NoReturn:
-        raise NotImplementedError
-
-    async def detokenize(self, token_ids: tuple[int, ...]) -> NoReturn:
-        raise NotImplementedError
-
-    async def ping(self) -> None:
-        raise NotImplementedError
 
 
 class _RemoteStream:
     """A stream whose deltas come over a connection of its own."""
 
-    num_prompt_tokens: int
-    reasoning: Any
-    fingerprint: str | None
-    prompt_digest: bytes
-
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: dict[str, Any]
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, accepted: Accepted
     ) -> None:
-        for name in HEAD:
-            setattr(self, name, head[name])
+        self.accepted = accepted
         self._reader, self._writer = reader, writer
 
     async def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
         while (deltas := await _read(self._reader)) is not None:
             yield deltas
-
-    def watch(self, on_due: Callable[[], object]) -> None:
-        """Never call it: the replica stays."""
 
     async def aclose(self) -> None:
         self._writer.close()
@@ -135,9 +115,9 @@ async def listening_replica(generator: TextGenerator) -> AsyncIterator[int]:
                 await send(reader, writer)
 
         async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            stream = await backend.generate(await _read(reader))
+            stream = await backend.send(await _read(reader))
             async with aclosing(stream):
-                _write(writer, {name: getattr(stream, name) for name in HEAD})
+                _write(writer, stream.accepted)
                 async for deltas in stream:
                     _write(writer, deltas)
                     await writer.drain()

@@ -21,11 +21,11 @@ from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
 from raystream.local_handle import LocalHandle
 from serve_app.backends.replicas import token_channels
-from serve_app.backends.replicas.generation import HandleGenerationBackend
-from serve_app.backends.streams.failover import FailoverGenerationBackend
+from serve_app.backends.replicas.handle_backend import HandleBackend
+from serve_app.backends.streams.failover import Failover
 from serve_app.backends.streams.losses import FailoverLimits
-from serve_app.backends.streams.text_stream import read_to_end
 from tests.deadline import in_time
+from tests.serve_app.read_stream import read_to_end
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -126,9 +126,9 @@ class Replicas:
 async def answer(replicas: Replicas) -> TextDelta:
     handle = cast("DeploymentHandle[Any]", LocalHandle(replicas))
     try:
-        async with aclosing(HandleGenerationBackend(handle)) as backend:
-            model = FailoverGenerationBackend(backend, LIMITS)
-            return await read_to_end(await model.generate(REQUEST))
+        async with aclosing(HandleBackend(handle)) as backend:
+            model = Failover(backend, LIMITS)
+            return await read_to_end(await model.send(REQUEST))
     finally:
         for channels in replicas.all_channels:
             channels.close()

@@ -25,9 +25,9 @@ from deployments.device.device import CpuDevice
 from deployments.generator.prompt_encoder import EncodedPrompt
 from deployments.plan.kv_layout import BLOCK_SIZE
 from deployments.text_generator import TextGenerator
-from serve_app.backends.streams.text_stream import read_to_end
 from tests.deployments.local_handle import local_backend, read
 from tests.deployments.tiny_folder import save_text_model, spec
+from tests.serve_app.read_stream import read_to_end
 
 ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
 REQUEST = GenerationRequest("r", "hello", ENDLESS)
@@ -157,7 +157,7 @@ async def test_a_length_that_is_lowered_ends_the_answer_and_counts_as_what_is_le
     accepted, _ = await open_streams(generator, 2)
     backend = local_backend(generator)
     async with aclosing(backend):
-        waiting = await backend.generate(long)
+        waiting = await backend.send(long)
         assert generator._admission.num_waiting_tokens == 4096
         await close(accepted)
         text = await read_to_end(waiting)

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from serve_app.backends.replicas.backend import Backend
 from serve_app.backends.replicas.ledger_handle import Ledger
-from serve_app.backends.replicas.pooling import PoolingBackend
 from serve_app.config import ApiKey, AppConfig
 from serve_app.images.fetcher import ImageSource
 from serve_app.ingress import AppParts, build_app
@@ -46,9 +46,9 @@ def make_app(
     ledger: Ledger | None = None,
     limits: Mapping[str, object] | None = None,
     images: ImageSource | None = None,
-    classifier: PoolingBackend | None = None,
-    embedder: PoolingBackend | None = None,
-    cross_encoder: PoolingBackend | None = None,
+    classifier: Backend | None = None,
+    embedder: Backend | None = None,
+    cross_encoder: Backend | None = None,
 ) -> FastAPI:
     config = AppConfig.model_validate(
         {"models": [{"id": "m", "source": "nowhere"}], "limits": dict(limits or {})}

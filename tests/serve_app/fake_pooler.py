@@ -15,6 +15,7 @@ from deployments.contract.pooling import (
     PoolingRequest,
     TextPair,
 )
+from tests.serve_app.by_method import ByMethod
 
 MAX_MODEL_LEN = 512
 
@@ -23,7 +24,7 @@ def as_row(numbers: Sequence[float]) -> bytes:
     return np.array(numbers, ROW_DTYPE).tobytes()
 
 
-class FakePooler:
+class FakePooler(ByMethod):
     """Answers at once, or when a test lets it. Each word is a token; two more are special ones."""
 
     def __init__(self, description: PoolerDescription) -> None:

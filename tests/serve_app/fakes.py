@@ -1,15 +1,22 @@
 """Fake replicas and a fake clock."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from deployments.contract.descriptions import ModelDescription
 from deployments.contract.errors import InvalidRequestError
-from deployments.contract.generation import GenerationRequest, TokenizedPrompt, TokenizeRequest
+from deployments.contract.generation import (
+    Accepted,
+    GenerationRequest,
+    TokenizedPrompt,
+    TokenizeRequest,
+)
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.reasoning_format import PromptReasoning
 from deployments.contract.sampling_params import SamplingParams
+from tests.serve_app.by_method import ByMethod
 
 if TYPE_CHECKING:
     from deployments.contract.errors import RaystreamError
@@ -49,10 +56,9 @@ class FakeStream:
         num_prompt_tokens: int,
         reasoning: PromptReasoning = PromptReasoning.OPEN,
     ) -> None:
-        self.num_prompt_tokens = num_prompt_tokens
-        self.reasoning = reasoning
-        self.fingerprint = "fp_fake"
-        self.prompt_digest = b"prompt"
+        self.accepted = Accepted(
+            num_prompt_tokens, "replica", reasoning, fingerprint="fp_fake", prompt_digest=b"prompt"
+        )
         self.closed = asyncio.Event()
         self.waits = asyncio.Event()
         self._steps = steps
@@ -67,14 +73,11 @@ class FakeStream:
             else:
                 yield step
 
-    def watch(self, on_due: Callable[[], object]) -> None:
-        """Never call it."""
-
     async def aclose(self) -> None:
         self.closed.set()
 
 
-class FakeBackend:
+class FakeBackend(ByMethod):
     def __init__(
         self,
         steps: Sequence[Step] = HELLO,
@@ -86,7 +89,7 @@ class FakeBackend:
     ) -> None:
         self.steps = steps
         self.reasoning = PromptReasoning.OPEN  # what the end of each prompt says
-        self.stream_attributes: dict[str, object] = {}  # set on each stream that is opened
+        self.accepted: dict[str, Any] = {}  # fields of what each stream was accepted with
         self.refusal: Exception | None = None
         # One for each of the next requests; an exception is raised at once. Then all get `steps`.
         self.scripts: list[Sequence[Step] | Exception] = []
@@ -124,8 +127,7 @@ class FakeBackend:
         if isinstance(script, Exception):
             raise script
         self.streams.append(FakeStream(script, num_prompt_tokens=7, reasoning=self.reasoning))
-        for name, value in self.stream_attributes.items():
-            setattr(self.streams[-1], name, value)
+        self.streams[-1].accepted = replace(self.streams[-1].accepted, **self.accepted)
         self.opened.set()
         return self.streams[-1]
 

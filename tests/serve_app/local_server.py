@@ -23,8 +23,7 @@ from deployments.text_pooler import TextPooler
 from raystream.local_handle import LocalHandle
 from serve_app.backends.models.devices import DeviceSources
 from serve_app.backends.models.snapshots import ModelSource, Snapshots
-from serve_app.backends.replicas.generation import HandleGenerationBackend
-from serve_app.backends.replicas.pooling import HandlePoolingBackend
+from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.replicas.replica_reports import Reports
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
@@ -122,14 +121,10 @@ async def _running(
         id_: cast("DeploymentHandle[Any]", LocalHandle(each)) for id_, each in replicas.items()
     }
     generators = {
-        id_: HandleGenerationBackend(handle)
-        for id_, handle in handles.items()
-        if tasks[id_] == "generate"
+        id_: HandleBackend(handle) for id_, handle in handles.items() if tasks[id_] == "generate"
     }
     poolers = {
-        id_: HandlePoolingBackend(handle)
-        for id_, handle in handles.items()
-        if id_ not in generators
+        id_: HandleBackend(handle) for id_, handle in handles.items() if id_ not in generators
     }
     metrics = IngressMetrics(handles, "Ingress", "local")
     app = build_app(

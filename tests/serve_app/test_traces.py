@@ -14,7 +14,7 @@ from deployments.contract.sampling_params import SamplingParams
 from deployments.contract.tracing import SpanKind, Tracer, TracingSettings, open_tracer
 from deployments.text_generator import TextGenerator
 from raystream.local_handle import LocalHandle
-from serve_app.backends.replicas.generation import HandleGenerationBackend
+from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.tiny_folder import save_text_model
@@ -78,9 +78,7 @@ async def client_of(
         backends = [
             await stack.enter_async_context(
                 aclosing(
-                    HandleGenerationBackend(
-                        cast("DeploymentHandle[Any]", LocalHandle(each)), spans=spans
-                    )
+                    HandleBackend(cast("DeploymentHandle[Any]", LocalHandle(each)), spans=spans)
                 )
             )
             for each in replicas

@@ -75,20 +75,12 @@ class BlockReader:
         self._arguments: list[str] = []
 
     def feed(self, delta: TextDelta) -> list[Block | Finished]:
-        """Return what a delta adds.
-
-        Raises:
-            RaystreamError: The answer has failed; see `true_finish`.
-        """
+        """Return what a delta adds."""
         found = map(self._block, self._reader.feed(delta))
         return [block for block in found if block is not None]
 
     def read(self, answer: TextDelta) -> tuple[list[Block], Finished]:
-        """Return the blocks of a whole answer, each text and each reasoning as one, and its end.
-
-        Raises:
-            RaystreamError: See `feed`.
-        """
+        """Return the blocks of a whole answer, each text and each reasoning as one, and its end."""
         *blocks, finish = self.feed(answer)
         assert isinstance(finish, Finished), "`read_to_end` returns only finished texts"
         return joined(blocks), finish

@@ -90,11 +90,7 @@ class AnswerReader:
         self._has_called = False
 
     def feed(self, delta: TextDelta) -> list[AnswerEvent]:
-        """Return what a delta adds.
-
-        Raises:
-            RaystreamError: The answer has failed; see `true_finish`.
-        """
+        """Return what a delta adds."""
         finish = true_finish(delta)
         split = self._split(delta.text, is_last=finish is not None)
         found: list[AnswerEvent] = [Reasoning(split.reasoning)] if split.reasoning else []

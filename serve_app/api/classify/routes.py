@@ -157,7 +157,7 @@ async def _ask(
     asked = PoolingRequest(
         request_id, texts, truncate, max_num_tokens, trace=note_operation("classify")
     )
-    answers = await model.backend.pool(asked)
+    answers = await model.backend.send(asked)
     note_prompt(sum(answer.num_tokens for answer in answers))
     return answers
 

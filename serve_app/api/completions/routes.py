@@ -17,6 +17,7 @@ from serve_app.api.intake.open_answer import open_answer
 from serve_app.api.openai.answer_stream import AnswerHead, ChunkWriter, answer_events
 from serve_app.api.openai.resumption import Resumable
 from serve_app.backends.models.catalog import ServedModel
+from serve_app.backends.replicas.backend import DetokenizeRequest
 from serve_app.backends.streams.choices import Choices
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_id import request_id_of
@@ -158,7 +159,9 @@ async def _texts(prompts: Sequence[str | tuple[int, ...]], model: ServedModel) -
     """
 
     async def text_of(prompt: str | tuple[int, ...]) -> str:
-        return prompt if isinstance(prompt, str) else await model.backend.detokenize(prompt)
+        if isinstance(prompt, str):
+            return prompt
+        return await model.backend.send(DetokenizeRequest(prompt))
 
     try:
         return await asyncio.gather(*map(text_of, prompts))

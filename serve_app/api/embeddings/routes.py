@@ -116,7 +116,7 @@ class EmbeddedTexts:
             trace=note_operation("embeddings"),
         )
         try:
-            answers = await model.backend.pool(asked)
+            answers = await model.backend.send(asked)
         except RaystreamError as error:
             raise _in_request_terms(error, body) from None
         embedded = cls(model.description.id, answers, width, vectors.is_normalized)

@@ -181,7 +181,7 @@ async def _ask(
     model: ServedPooler, request: PoolingRequest, comparison: Comparison, names: Sequence[str]
 ) -> tuple[PooledText, ...]:
     try:
-        return await model.backend.pool(request)
+        return await model.backend.send(request)
     except RaystreamError as error:
         index = faulty_text(error)
         if index is not None:

@@ -87,7 +87,7 @@ async def tokenize(
         prompt = await context.prompts.read(given, model)
         check_prompts([prompt], context.limits)
         offer = body.to_offer(context.limits, model.description)
-        return await model.backend.tokenize(
+        return await model.backend.send(
             TokenizeRequest(
                 cast("Any", prompt),  # a text or messages: no body to tokenize has token ids
                 add_special_tokens,

@@ -5,6 +5,7 @@ from fastapi import APIRouter
 from serve_app.api.intake.context import ApiContext
 from serve_app.api.intake.open_answer import tokenize
 from serve_app.api.tokenize.schema import DetokenizeBody, Detokenized, TokenizeBody, Tokens
+from serve_app.backends.replicas.backend import DetokenizeRequest
 from serve_app.http.json_route import JsonRoute
 
 
@@ -52,4 +53,4 @@ class TokenizeApi:
     async def detokenize(self, body: DetokenizeBody) -> Detokenized:
         """Return the text of token ids, special tokens by their names."""
         model = await self._context.models.find(body.model)
-        return Detokenized(prompt=await model.backend.detokenize(tuple(body.tokens)))
+        return Detokenized(prompt=await model.backend.send(DetokenizeRequest(tuple(body.tokens))))

@@ -21,8 +21,7 @@ from deployments.contract.errors import (
 )
 from serve_app.backends.models.serving_states import NOT_READY, DeploymentState, ServingState
 from serve_app.backends.models.single_flight import SingleFlight
-from serve_app.backends.replicas.generation import GenerationBackend
-from serve_app.backends.replicas.pooling import PoolingBackend
+from serve_app.backends.replicas.backend import Backend, DescribeRequest, PingRequest
 
 T = TypeVar("T")
 
@@ -31,7 +30,7 @@ T = TypeVar("T")
 class ServedModel:
     """A model that generates, and what it can do."""
 
-    backend: GenerationBackend
+    backend: Backend
     description: ModelDescription
 
 
@@ -39,7 +38,7 @@ class ServedModel:
 class ServedPooler:
     """A model that classifies or embeds, and what it can do."""
 
-    backend: PoolingBackend
+    backend: Backend
     description: PoolerDescription
 
     @property
@@ -111,9 +110,9 @@ class ModelCatalog:
 
     def __init__(
         self,
-        backends: Mapping[str, GenerationBackend],
-        classifiers: Mapping[str, PoolingBackend] = MappingProxyType({}),
-        embedders: Mapping[str, PoolingBackend] = MappingProxyType({}),
+        backends: Mapping[str, Backend],
+        classifiers: Mapping[str, Backend] = MappingProxyType({}),
+        embedders: Mapping[str, Backend] = MappingProxyType({}),
         probe_timeout_s: float = 5.0,
         choice_timeout_s: float = 1.0,
         is_cold: Callable[[str], bool] = lambda model_id: False,
@@ -130,7 +129,6 @@ class ModelCatalog:
             is_cold: Returns whether no replica of a model is known to run.
             state_of: Returns the state of a model's deployment.
         """
-        self._backends: dict[str, GenerationBackend | PoolingBackend]
         self._backends = {**backends, **classifiers, **embedders}
         self._generating = TaskModels({i: partial(_generating, backends[i]) for i in backends})
         self._classifying = TaskModels({i: partial(_pooling, classifiers[i]) for i in classifiers})
@@ -321,7 +319,7 @@ class ModelCatalog:
     async def _ping(self, model_id: str) -> None:
         try:
             async with asyncio.timeout(self._probe_timeout_s):
-                await self._backends[model_id].ping()
+                await self._backends[model_id].send(PingRequest())
         except TimeoutError:
             raise ReplicaUnavailableError(f"The model {model_id!r} does not answer.") from None
 
@@ -362,9 +360,13 @@ def _can_compare(found: ServedPooler | RaystreamError) -> TypeGuard[ServedPooler
     return isinstance(found, ServedPooler) and found.can_compare
 
 
-async def _generating(backend: GenerationBackend) -> ServedModel:
-    return ServedModel(backend, await backend.describe())
+async def _generating(backend: Backend) -> ServedModel:
+    description = await backend.send(DescribeRequest())
+    assert isinstance(description, ModelDescription), "the file says that it generates"
+    return ServedModel(backend, description)
 
 
-async def _pooling(backend: PoolingBackend) -> ServedPooler:
-    return ServedPooler(backend, await backend.describe())
+async def _pooling(backend: Backend) -> ServedPooler:
+    description = await backend.send(DescribeRequest())
+    assert isinstance(description, PoolerDescription), "the file says that it does not generate"
+    return ServedPooler(backend, description)

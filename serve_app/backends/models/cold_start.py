@@ -8,30 +8,24 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
-from deployments.contract.descriptions import ModelDescription, PoolerDescription
 from deployments.contract.errors import (
     OverloadedError,
     OverloadReason,
     RaystreamError,
     ReplicaUnavailableError,
 )
-from deployments.contract.generation import GenerationRequest, TokenizedPrompt, TokenizeRequest
-from deployments.contract.pooling import PooledText, PoolingRequest
+from deployments.contract.generation import GenerationRequest
 from serve_app.backends.models.serving_states import NOT_READY, DeploymentState, ServingState
 from serve_app.backends.models.single_flight import SingleFlight
-from serve_app.backends.replicas.generation import GenerationBackend, GenerationStream
+from serve_app.backends.replicas.backend import Backend, DescribeRequest, PingRequest, Request
 from serve_app.backends.replicas.lost import NoReplicaError
-from serve_app.backends.replicas.pooling import PoolingBackend
 from serve_app.backends.replicas.running_replicas import RunningReplicas
 from serve_app.http.notice import NOTICE_INTERVAL_S, loading
 from serve_app.http.request_record import current_record
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-DescriptionT = TypeVar("DescriptionT")
 
 RETRY_AFTER_S: Final = 5.0
 """When to come back after too many requests wait for a replica: by then one may run."""
@@ -40,34 +34,37 @@ POLL_INTERVAL_S: Final = 1.0
 """How often a model that loads is looked at again."""
 
 PATIENCE_S: Final = 30.0
-"""How long a call waits for a replica to start before it is made anew."""
+"""How long a call waits for a replica to start before it is made again."""
 
 MAX_BACKOFF_S: Final = 2.0
 """The longest wait before a request that was held is offered again, if the replica is full."""
 
 
-class ColdStart(Generic[DescriptionT]):
-    """The requests that wait while no replica of a model runs."""
+class ColdStart:
+    """A model that may have no replica; then requests to it wait."""
 
     def __init__(
         self,
+        backend: Backend,
         model_id: str,
         replicas: RunningReplicas,
         state: Callable[[], Awaitable[DeploymentState]],
-        describe_files: Callable[[], Coroutine[Any, Any, DescriptionT]],
+        describe_files: Callable[[], Coroutine[Any, Any, Any]],
         max_num_held: int,
         notice_interval_s: float = NOTICE_INTERVAL_S,
     ) -> None:
         """Start without requests.
 
         Args:
-            model_id: The model.
+            backend: The model.
+            model_id: Its id.
             replicas: Its replicas.
             state: Returns the state of its deployment.
             describe_files: Describes the model without loading it.
             max_num_held: The most sequences that wait for a replica; further ones are refused.
             notice_interval_s: Seconds between two notices to a client.
         """
+        self._backend = backend
         self._model_id = model_id
         self._replicas = replicas
         self._state = state
@@ -75,24 +72,17 @@ class ColdStart(Generic[DescriptionT]):
         self._max_num_held = max_num_held
         self._notice_interval_s = notice_interval_s
         self._num_held = 0
-        self._described: DescriptionT | None = None
+        self._described: Any = None
 
     @property
     def is_cold(self) -> bool:
         """Whether no replica is known to run."""
         return not self._replicas.has_any
 
-    async def until_taken(
-        self, ask: Callable[[], Awaitable[T]], num_places: int = 1, *, is_admitted: bool = False
-    ) -> T:
-        """Ask a replica, and wait for one if none runs.
+    async def send(self, request: Request) -> Any:
+        """Ask a replica, and wait for one if none runs; see `Backend.send`.
 
-        A request that has waited is not refused once a replica runs: it waits for room, too.
-
-        Args:
-            ask: Asks a replica.
-            num_places: How many sequences the request has.
-            is_admitted: Whether a replica had admitted the request; then it is never refused.
+        A description and a ping leave a model asleep.
 
         Raises:
             NoReplicaError: None runs, and none will.
@@ -101,17 +91,32 @@ class ColdStart(Generic[DescriptionT]):
             RaystreamError: The replica has failed.
         """
         if not self.is_cold:
-            return await ask()
+            return await self._backend.send(request)
+        match request:
+            case DescribeRequest():
+                return await self._describe(request)
+            case PingRequest():
+                await self._require_hope()
+                if (await self._state()).serving in NOT_READY:
+                    raise ReplicaUnavailableError(f"The model {self._model_id!r} is loading.")
+                return None
+            case _:
+                return await self._until_taken(request)
+
+    async def _until_taken(self, request: Request) -> Any:
+        """Wait for a replica to take a request, and for room: it is not refused once one runs."""
+        if not self.is_cold:
+            return await self._backend.send(request)
         await self._require_hope()
-        async with self._held(0 if is_admitted else num_places):
+        async with self._held(_num_places(request)):
             while True:
                 try:
-                    return await self._answer_to(ask)
+                    return await self._answer_to(request)
                 except OverloadedError as error:
                     await asyncio.sleep(min(error.retry_after_s or POLL_INTERVAL_S, MAX_BACKOFF_S))
 
-    async def _answer_to(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask a replica; ask anew from time to time while none runs.
+    async def _answer_to(self, request: Request) -> Any:
+        """Ask a replica; ask again from time to time while none runs.
 
         Serve tells only a new call that it has given up on starting one.
 
@@ -120,7 +125,7 @@ class ColdStart(Generic[DescriptionT]):
             RaystreamError: The replica has failed.
         """
         while True:
-            asking = asyncio.ensure_future(ask())
+            asking = asyncio.ensure_future(self._backend.send(request))
             try:
                 while not (await asyncio.wait([asking], timeout=PATIENCE_S))[0]:
                     if self.is_cold:
@@ -184,35 +189,25 @@ class ColdStart(Generic[DescriptionT]):
                 return
             self._tell(began_s)
 
-    async def describe(self, ask: Callable[[], Awaitable[DescriptionT]]) -> DescriptionT:
+    async def _describe(self, request: DescribeRequest) -> Any:
         """Return what the model can do, without waking it; wait while it loads.
 
         If its files can't be read here, a replica is asked, which wakes it.
-
-        Args:
-            ask: Asks a replica.
-
-        Raises:
-            NoReplicaError: See `until_taken`.
-            OverloadedError: See `until_taken`.
-            RaystreamError: The replica could not answer.
         """
-        if not self.is_cold:
-            return await ask()
         if (await self._state()).serving is ServingState.DOWN:
             async with self._held(1):
                 await self._until_not(ServingState.DOWN)
         # Of the controller and the router, either may be the first to know of a change.
         await self._until_not(ServingState.RUNNING)
         if not self.is_cold:
-            return await ask()
+            return await self._backend.send(request)
         await self._require_hope()
         if self._described is None:
             try:
                 self._described = await self._files.result()
             except RaystreamError:
                 logger.warning("only a replica can describe %s", self._model_id, exc_info=True)
-                return await self.until_taken(ask)
+                return await self._until_taken(request)
         return self._described
 
     async def _until_not(self, state: ServingState) -> None:
@@ -222,67 +217,11 @@ class ColdStart(Generic[DescriptionT]):
             await asyncio.sleep(POLL_INTERVAL_S)
             now = (await self._state()).serving
 
-    async def ping(self, ping: Callable[[], Awaitable[None]]) -> None:
-        """Exercise a replica, if one runs: a model that sleeps stays asleep.
 
-        Raises:
-            RaystreamError: It is not healthy, or should run and does not.
-        """
-        if not self.is_cold:
-            await ping()
-            return
-        await self._require_hope()
-        if (await self._state()).serving in NOT_READY:
-            raise ReplicaUnavailableError(f"The model {self._model_id!r} is loading.")
-
-
-class ColdStartGenerationBackend:
-    """A model that generates, and may have no replica."""
-
-    def __init__(self, backend: GenerationBackend, start: ColdStart[ModelDescription]) -> None:
-        self._backend = backend
-        self._start = start
-
-    async def generate(self, request: GenerationRequest) -> GenerationStream:
-        """Open a stream; see `GenerationBackend.generate` and `ColdStart.until_taken`."""
-        return await self._start.until_taken(
-            lambda: self._backend.generate(request),
-            1 if request.group is None else request.group.size,
-            is_admitted=request.is_admitted,
-        )
-
-    async def describe(self) -> ModelDescription:
-        """Return what the model can do; see `ColdStart.describe`."""
-        return await self._start.describe(self._backend.describe)
-
-    async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
-        """Return a prompt's tokens; see `GenerationBackend.tokenize`."""
-        return await self._start.until_taken(lambda: self._backend.tokenize(request))
-
-    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
-        """Return the text of tokens; see `GenerationBackend.detokenize`."""
-        return await self._start.until_taken(lambda: self._backend.detokenize(token_ids))
-
-    async def ping(self) -> None:
-        """Exercise a replica's engine; see `ColdStart.ping`."""
-        await self._start.ping(self._backend.ping)
-
-
-class ColdStartPoolingBackend:
-    """A pooler that may have no replica."""
-
-    def __init__(self, backend: PoolingBackend, start: ColdStart[PoolerDescription]) -> None:
-        self._backend = backend
-        self._start = start
-
-    async def pool(self, request: PoolingRequest) -> tuple[PooledText, ...]:
-        """Return the row of each text; see `PoolingBackend.pool`."""
-        return await self._start.until_taken(lambda: self._backend.pool(request))
-
-    async def describe(self) -> PoolerDescription:
-        """Return what the model can do; see `ColdStart.describe`."""
-        return await self._start.describe(self._backend.describe)
-
-    async def ping(self) -> None:
-        """Exercise a replica's device worker; see `ColdStart.ping`."""
-        await self._start.ping(self._backend.ping)
+def _num_places(request: Request) -> int:
+    """Return how many places a request needs; 0 if a replica had admitted it: it is not refused."""
+    if not isinstance(request, GenerationRequest):
+        return 1
+    if request.is_admitted:
+        return 0
+    return 1 if request.group is None else request.group.size

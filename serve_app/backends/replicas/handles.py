@@ -6,9 +6,9 @@ Ray.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from typing import Any, Protocol, Self, TypeVar
 
 import grpc  # type: ignore[import-untyped] # ships no types
 from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
@@ -29,15 +29,11 @@ from serve_app.backends.replicas.lost import (
     ReplicaStoppedError,
     wait_patiently,
 )
-from serve_app.backends.replicas.offers import raise_refusal, until_taken
-from serve_app.backends.replicas.running_replicas import RunningReplicas
 from serve_app.backends.replicas.token_channels import TokenChannels
 
 Handle = DeploymentHandle[Any]
 """A deployment's handle, as the composition root binds it."""
 
-T = TypeVar("T")
-DescriptionT = TypeVar("DescriptionT")
 EventT_co = TypeVar("EventT_co", covariant=True)
 
 
@@ -77,62 +73,6 @@ def cancel(call: Call) -> None:
     """
     with suppress(Exception):
         call.cancel()
-
-
-class HandleBackend(Generic[DescriptionT]):
-    """The base of both tasks' backends: calls through a model's handle."""
-
-    def __init__(self, handle: Handle, running: RunningReplicas | None = None) -> None:
-        """Wrap a model's handle.
-
-        Args:
-            handle: The model's.
-            running: Its replicas, as Serve's router knows them; None knows of none, and then a
-                request that is refused is offered to no other.
-        """
-        self._handle = handle
-        self._running = RunningReplicas() if running is None else running
-        self._channels = TokenChannels()
-
-    async def describe(self) -> DescriptionT:
-        """Return what the model can do. Waits while its replicas load.
-
-        Raises:
-            RaystreamError: No replica could answer.
-        """
-        return cast("DescriptionT", await self._call("describe"))
-
-    async def ping(self) -> None:
-        """Exercise a replica's engine or device worker.
-
-        Raises:
-            RaystreamError: It is not healthy, or no replica could answer.
-        """
-        await self._call("ping")
-
-    async def aclose(self) -> None:
-        """Close the channels to all replicas; streams that are still open fail."""
-        await self._channels.aclose()
-
-    async def _call(self, method: str, *args: object) -> object:
-        """Call a method of one replica and return its answer.
-
-        Raises:
-            RaystreamError: The replica has refused or failed; see `raise_refusal`.
-        """
-        response = cast("Response", getattr(self._handle, method).remote(*args))
-        try:
-            with translated_errors():
-                answer = await response
-        except BaseException:
-            cancel(response)
-            raise
-        raise_refusal(answer)
-        return answer
-
-    async def _offer(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Offer a request to replicas; see `until_taken`."""
-        return await until_taken(call, self._running)
 
 
 class ReplicaCall(Call, Protocol):

@@ -18,7 +18,7 @@ def raise_refusal(answer: object) -> None:
     """Raise the error of a replica's refusal; do nothing at another answer.
 
     Raises:
-        InvalidRequestError: The client has to mend the request.
+        InvalidRequestError: The client has to fix the request.
         FullError: The replica has no room for any request.
         OverloadedError: It has no room for this request.
         ModelChangedError: It is another version than the request needs.

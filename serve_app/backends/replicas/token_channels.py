@@ -117,7 +117,7 @@ class TokenChannels:
         return channel
 
     def _drop_lost(self, address: ChannelAddress) -> None:
-        """Drop the channel to a replica if it has failed or is lost, but none that opens anew."""
+        """Drop the channel to a replica if it has failed or is lost, but none that opens again."""
         opening = self._channels.get(address)
         if opening is None or not opening.done():
             return
@@ -129,7 +129,7 @@ class TokenChannels:
         return self._boxes.get(number)
 
     def lose(self, channel: "_Channel") -> None:
-        """Fail all streams of a channel; the next stream connects anew."""
+        """Fail all streams of a channel; the next stream connects again."""
         self._drop_lost(channel.address)
         for box in list(self._boxes.values()):
             if box.source is channel:

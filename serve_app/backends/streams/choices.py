@@ -15,7 +15,7 @@ from typing import Any, Self
 from deployments.contract.generation import GenerationRequest, RequestGroup
 from deployments.contract.output import TextDelta
 from deployments.contract.reasoning_format import PromptReasoning
-from serve_app.backends.replicas.generation import GenerationBackend, GenerationStream
+from serve_app.backends.replicas.backend import Backend, GenerationStream
 from serve_app.backends.streams.text_stream import joined_deltas
 
 
@@ -57,7 +57,7 @@ class Choices:
     @classmethod
     async def of(
         cls,
-        backend: GenerationBackend,
+        backend: Backend,
         requests: Sequence[GenerationRequest],
         num_prompts: int = 1,
     ) -> Self:
@@ -69,13 +69,13 @@ class Choices:
             RaystreamError: A request was refused, or no replica could take it.
         """
         first, *others = _as_group(requests)
-        opened = await backend.generate(first)
+        opened = await backend.send(first)
         if not others:
             return cls([opened])
         # One answer never has two versions of the model.
-        others = [replace(each, fingerprint=opened.fingerprint) for each in others]
+        others = [replace(each, fingerprint=opened.accepted.fingerprint) for each in others]
         try:
-            return await cls.open([_return(opened), *map(backend.generate, others)], num_prompts)
+            return await cls.open([_return(opened), *map(backend.send, others)], num_prompts)
         except BaseException:
             # A task that is cancelled before it runs returns no stream that could be closed.
             await opened.aclose()
@@ -88,22 +88,22 @@ class Choices:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompts; a prompt with several answers counts once."""
-        return sum(s.num_prompt_tokens for s in self._streams[:: self.num_per_prompt])
+        return sum(s.accepted.num_prompt_tokens for s in self._streams[:: self.num_per_prompt])
 
     @property
     def fingerprint(self) -> str | None:
         """The version of the model that all answers come from."""
-        return self._streams[0].fingerprint
+        return self._streams[0].accepted.fingerprint
 
     @property
     def prompt_digests(self) -> tuple[bytes, ...]:
-        """A digest of each prompt; see `GenerationStream`."""
-        return tuple(s.prompt_digest for s in self._streams[:: self.num_per_prompt])
+        """A digest of each prompt; see `Accepted`."""
+        return tuple(s.accepted.prompt_digest for s in self._streams[:: self.num_per_prompt])
 
     @property
     def reasoning(self) -> PromptReasoning:
         """What the end of the first prompt says about the model's reasoning."""
-        return self._streams[0].reasoning
+        return self._streams[0].accepted.reasoning
 
     def deltas(self) -> AsyncGenerator[tuple[int, TextDelta], None]:
         """Yield each answer's deltas with the answer's index, as they come.

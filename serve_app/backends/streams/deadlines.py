@@ -1,6 +1,6 @@
 """Time limits for the first token, the next one, and the whole answer.
 
-Wraps backends, so that every surface keeps the same limits; `api.intake` applies the first-token
+Wraps a backend, so that every surface keeps the same limits; `api.intake` applies the first-token
 limit to the work before that (images, schemas). The first-token and total limits count from the
 request's arrival; the stall limit counts from each read of the stream. When a limit is exceeded,
 the sequence is aborted and the stream raises: a 504 if no headers were sent yet, else an error
@@ -12,20 +12,23 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, cast
 
-from deployments.contract.descriptions import ModelDescription, PoolerDescription
 from deployments.contract.errors import (
     DeadlineExceededError,
     FirstTokenTimeoutError,
     StallTimeoutError,
     TotalTimeoutError,
 )
-from deployments.contract.generation import GenerationRequest, TokenizedPrompt, TokenizeRequest
+from deployments.contract.generation import GenerationRequest
 from deployments.contract.output import TextDelta
-from deployments.contract.pooling import PooledText, PoolingRequest
-from serve_app.backends.replicas.generation import GenerationBackend, GenerationStream
-from serve_app.backends.replicas.pooling import PoolingBackend
+from deployments.contract.pooling import PoolingRequest
+from serve_app.backends.replicas.backend import (
+    Backend,
+    GenerationStream,
+    PingRequest,
+    Request,
+)
 from serve_app.config import LimitsConfig
 from serve_app.http.request_record import seconds_since_arrival
 
@@ -39,6 +42,14 @@ MESSAGES: Mapping[type[DeadlineExceededError], str] = MappingProxyType(
         TotalTimeoutError: "The answer was not finished within {:g} s (limits.total_timeout_s). "
         "Ask for fewer tokens with max_tokens.",
     }
+)
+
+LATE_TEXTS: Final = (
+    "The texts were not answered within {:g} s (limits.total_timeout_s). Send fewer of them, or "
+    "shorter ones."
+)
+LATE_POOLER: Final = (
+    "The model was not loaded within {:g} s (limits.total_timeout_s). Try again later."
 )
 
 
@@ -113,56 +124,43 @@ def _or_total(deadline: Deadline, limits: LimitsConfig, started_s: float) -> Dea
     return total if total.at_s < deadline.at_s else deadline
 
 
-class DeadlineGenerationBackend:
+class Deadlines:
     """A model that answers in time or raises."""
 
-    def __init__(self, backend: GenerationBackend, limits: LimitsConfig) -> None:
+    def __init__(self, backend: Backend, limits: LimitsConfig, *, generates: bool = True) -> None:
+        """Wrap a model.
+
+        Args:
+            backend: The model.
+            limits: The time limits.
+            generates: Whether the model generates; others have only the total limit.
+        """
         self._backend = backend
         self._limits = limits
+        self._generates = generates
 
-    async def generate(self, request: GenerationRequest) -> GenerationStream:
-        """Open a stream; see `GenerationBackend.generate`.
+    async def send(self, request: Request) -> Any:
+        """Return the answer; see `Backend.send`.
 
         Raises:
-            DeadlineExceededError: The replica did not take the request in time.
-            RaystreamError: See `GenerationBackend.generate`.
+            DeadlineExceededError: No replica took the request, or answered it, in time; its call
+                was cancelled.
+            RaystreamError: See `Backend.send`.
         """
+        if isinstance(request, PingRequest):
+            return await self._backend.send(request)
         started_s = arrival_s()
-        deadline = first_deadline(self._limits, started_s)
-        stream = await deadline.hold(self._backend.generate(request))
-        return DeadlineStream(stream, self._limits, started_s)
+        answer = await self._deadline(request, started_s).hold(self._backend.send(request))
+        if isinstance(request, GenerationRequest):
+            return DeadlineStream(cast("GenerationStream", answer), self._limits, started_s)
+        return answer
 
-    async def describe(self) -> ModelDescription:
-        """Return what the model can do; see `GenerationBackend.describe`.
-
-        Raises:
-            DeadlineExceededError: No replica had the model loaded in time.
-            RaystreamError: See `GenerationBackend.describe`.
-        """
-        return await first_deadline(self._limits, arrival_s()).hold(self._backend.describe())
-
-    async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt:
-        """Return a prompt's tokens; see `GenerationBackend.tokenize`.
-
-        Raises:
-            DeadlineExceededError: The replica did not answer in time.
-            RaystreamError: See `GenerationBackend.tokenize`.
-        """
-        return await first_deadline(self._limits, arrival_s()).hold(self._backend.tokenize(request))
-
-    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
-        """Return the text of tokens; see `GenerationBackend.detokenize`.
-
-        Raises:
-            DeadlineExceededError: The replica did not answer in time.
-            RaystreamError: See `GenerationBackend.detokenize`.
-        """
-        deadline = first_deadline(self._limits, arrival_s())
-        return await deadline.hold(self._backend.detokenize(token_ids))
-
-    async def ping(self) -> None:
-        """Exercise a replica's engine; the caller sets its own time limit."""
-        await self._backend.ping()
+    def _deadline(self, request: Request, started_s: float) -> Deadline:
+        if self._generates:
+            return first_deadline(self._limits, started_s)
+        message = LATE_TEXTS if isinstance(request, PoolingRequest) else LATE_POOLER
+        limit_s = self._limits.total_timeout_s
+        return Deadline.after(started_s, limit_s, TotalTimeoutError, message)
 
 
 class DeadlineStream:
@@ -180,10 +178,7 @@ class DeadlineStream:
             limits: The time limits.
             started_s: When the request arrived, in the event loop's time.
         """
-        self.num_prompt_tokens = stream.num_prompt_tokens
-        self.reasoning = stream.reasoning
-        self.fingerprint = stream.fingerprint
-        self.prompt_digest = stream.prompt_digest
+        self.accepted = stream.accepted
         self._stream = stream
         self._deltas = aiter(stream)
         self._has_tokens = False
@@ -259,53 +254,6 @@ class DeadlineStream:
         if not self._has_tokens:
             return first_deadline(self._limits, self._started_s)
         return next_deadline(self._limits, self._started_s, self._asked_s)
-
-
-class DeadlinePoolingBackend:
-    """A pooler that answers in time or raises."""
-
-    def __init__(self, backend: PoolingBackend, total_timeout_s: float | None) -> None:
-        """Wrap a pooler.
-
-        Args:
-            backend: The pooler.
-            total_timeout_s: Most seconds that an answer may take; None sets no limit.
-        """
-        self._backend = backend
-        self._total_timeout_s = total_timeout_s
-
-    async def pool(self, request: PoolingRequest) -> tuple[PooledText, ...]:
-        """Return the row of each text; see `PoolingBackend.pool`.
-
-        Raises:
-            TotalTimeoutError: The replica did not answer in time; its call was cancelled.
-            RaystreamError: See `PoolingBackend.pool`.
-        """
-        deadline = self._deadline(
-            "The texts were not answered within {:g} s (limits.total_timeout_s). Send fewer of "
-            "them, or shorter ones."
-        )
-        return await deadline.hold(self._backend.pool(request))
-
-    async def describe(self) -> PoolerDescription:
-        """Return what the model can do; see `PoolingBackend.describe`.
-
-        Raises:
-            TotalTimeoutError: No replica had the model loaded in time.
-            RaystreamError: See `PoolingBackend.describe`.
-        """
-        deadline = self._deadline(
-            "The model was not loaded within {:g} s (limits.total_timeout_s). Try again later."
-        )
-        return await deadline.hold(self._backend.describe())
-
-    async def ping(self) -> None:
-        """Exercise a replica; the caller sets its own time limit."""
-        await self._backend.ping()
-
-    def _deadline(self, message: str) -> Deadline:
-        """Return the deadline for this request's answer, with its message."""
-        return Deadline.after(arrival_s(), self._total_timeout_s, TotalTimeoutError, message)
 
 
 def arrival_s() -> float:

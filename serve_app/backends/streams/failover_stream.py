@@ -16,36 +16,32 @@ the first one has ended.
 """
 
 import asyncio
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Self
 
 from deployments.contract.errors import RaystreamError, ReplicaUnavailableError
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.output import TextDelta
-from serve_app.backends.replicas.generation import ReplicaBackend, ReplicaStream
+from serve_app.backends.replicas.backend import Backend, GenerationStream
+from serve_app.backends.replicas.departures import Departures
 from serve_app.backends.replicas.lost import NoReplicaError, ReplicaStoppedError
 from serve_app.backends.streams.losses import LOST, FailoverLimits, Losses
 from serve_app.http.notice import Notice
 
 
 class FailoverStream:
-    """A stream that goes on at another replica when its own is lost.
-
-    Attributes:
-        num_prompt_tokens: See `GenerationStream`.
-        reasoning: See `GenerationStream`.
-        fingerprint: See `GenerationStream`.
-        prompt_digest: See `GenerationStream`.
-    """
+    """A stream that goes on at another replica when its own is lost."""
 
     def __init__(
         self,
-        backend: ReplicaBackend,
+        backend: Backend,
         request: GenerationRequest,
-        stream: ReplicaStream,
+        stream: GenerationStream,
         losses: Losses,
         limits: FailoverLimits,
         hand_overs: asyncio.Semaphore,
+        departures: Departures | None = None,
     ) -> None:
         """Take over an accepted stream.
 
@@ -56,16 +52,16 @@ class FailoverStream:
             losses: The replicas that the request has lost until now.
             limits: Limits on the search for another replica.
             hand_overs: Held while the stream opens at another replica before it leaves its own.
+            departures: See `Failover`.
         """
-        self.num_prompt_tokens = stream.num_prompt_tokens
-        self.reasoning = stream.reasoning
-        self.fingerprint = stream.fingerprint
-        self.prompt_digest = stream.prompt_digest
+        self.accepted = stream.accepted
         self._backend = backend
         self._request = request
         self._losses = losses
         self._limits = limits
         self._hand_overs = hand_overs
+        self._departures = departures
+        self._watch = ExitStack()  # closing it ends the watch on the stream's replica
         self._token_ids = list(request.generated_token_ids)
         self._num_prompt_logprobs = request.num_prompt_logprobs
         self._is_ended = False  # finished, failed or closed: a loss no longer matters
@@ -93,11 +89,11 @@ class FailoverStream:
             stream = self._stream
             try:
                 deltas = await anext(self._deltas)
-            except (StopAsyncIteration, *LOST) as error:
+            except LOST as error:
                 if self._is_ended:
                     raise StopAsyncIteration from error
                 if not await self._has_left(stream):
-                    self._loss = error if isinstance(error, LOST) else _unfinished()
+                    self._loss = error
             else:
                 is_last = bool(deltas) and deltas[-1].finish_reason is not None
                 is_held = self._is_holding and not is_last  # rarely, so few events await
@@ -119,12 +115,16 @@ class FailoverStream:
         """Note that nothing follows."""
         self._is_ended = True
         self._stay()
+        self._watch.close()
 
-    def _begin(self, stream: ReplicaStream) -> None:
+    def _begin(self, stream: GenerationStream) -> None:
         """Read from this stream from here on."""
         self._stream = stream
         self._deltas = aiter(stream)
-        stream.watch(self._leave)
+        self._watch.close()
+        if self._departures is not None:
+            replica_id = stream.accepted.replica_id
+            self._watch.callback(self._departures.watch(replica_id, self._leave))
         self._num_before = len(self._token_ids)  # tokens that came before this stream
         self._is_first_message = True
 
@@ -154,6 +154,7 @@ class FailoverStream:
         """
         self._loss = None
         self._stay()
+        self._watch.close()
         await self._stream.aclose()
         num_gained = len(self._token_ids) - self._num_before
         try:
@@ -178,9 +179,7 @@ class FailoverStream:
         opening.result()
 
     async def _open_again(self) -> None:
-        self._begin(
-            await self._losses.until_taken(lambda: self._backend.generate(self._resumption()))
-        )
+        self._begin(await self._losses.until_taken(lambda: self._backend.send(self._resumption())))
 
     def _resumption(self, *, is_planned: bool = False) -> GenerationRequest:
         """Return the request for the rest of the text; it no longer belongs to a group."""
@@ -190,7 +189,7 @@ class FailoverStream:
             num_prompt_logprobs=self._num_prompt_logprobs,
             is_resumed=True,
             is_planned=is_planned,
-            fingerprint=self.fingerprint,
+            fingerprint=self.accepted.fingerprint,
             group=None,
         )
 
@@ -212,7 +211,7 @@ class FailoverStream:
     def _note_end_of_hand_over(self, _: asyncio.Task[None]) -> None:
         self._handing_over, self._is_holding = None, False
 
-    async def _hand_over(self, old: ReplicaStream) -> None:
+    async def _hand_over(self, old: GenerationStream) -> None:
         """Open the stream at another replica and leave this one, or stay if none takes it.
 
         Nothing was lost, so this is no death and not one of the bounded moves.
@@ -221,7 +220,7 @@ class FailoverStream:
             self._is_holding = True
             try:
                 async with asyncio.timeout(self._limits.first_patience_s):
-                    new = await self._backend.generate(self._resumption(is_planned=True))
+                    new = await self._backend.send(self._resumption(is_planned=True))
             except (ReplicaStoppedError, NoReplicaError, TimeoutError):
                 return
             except RaystreamError as error:
@@ -233,12 +232,8 @@ class FailoverStream:
         self._losses.tell(Notice.MOVED)
         await old.aclose()
 
-    async def _has_left(self, stream: ReplicaStream) -> bool:
+    async def _has_left(self, stream: GenerationStream) -> bool:
         """Return whether the text goes on elsewhere than in a stream; wait while that is open."""
         if self._is_holding and self._handing_over is not None:
             await asyncio.wait([self._handing_over])
         return stream is not self._stream
-
-
-def _unfinished() -> ReplicaUnavailableError:
-    return ReplicaUnavailableError("The text ended before it was finished.")

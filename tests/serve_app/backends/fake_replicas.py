@@ -3,15 +3,27 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 from deployments.contract.descriptions import ModelDescription, PoolerDescription
 from deployments.contract.errors import RaystreamError, ReplicaUnavailableError
-from deployments.contract.generation import GenerationRequest, TokenizedPrompt, TokenizeRequest
+from deployments.contract.generation import (
+    Accepted,
+    GenerationRequest,
+    TokenizedPrompt,
+    TokenizeRequest,
+)
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.pooling import PooledText, PoolingRequest
 from deployments.contract.reasoning_format import PromptReasoning
 from deployments.contract.sampling_params import SamplingParams
+from serve_app.backends.streams.failover import Failover
+from serve_app.backends.streams.losses import FailoverLimits
+from tests.serve_app.by_method import ByMethod
 from tests.serve_app.fake_pooler import as_row
+
+if TYPE_CHECKING:
+    from serve_app.backends.replicas.departures import Departures
 
 GONE = ReplicaUnavailableError("gone")
 
@@ -22,7 +34,7 @@ class Fate:
 
     Attributes:
         num_tokens: How many tokens come before the end; None lets the text finish.
-        error: How it ends then; None ends the stream without a finish. It also ends a stream that
+        error: How it ends then; None ends the call without a finish. It also ends a stream that
             has finished.
         opening_error: Raised in place of a stream.
         waits_for: Waited for before the replica answers.
@@ -39,7 +51,7 @@ class Fate:
     stands_before: int | None = None
 
 
-class Replicas:
+class Replicas(ByMethod):
     """A model with one text; each attempt meets the next fate, and after these none is lost."""
 
     def __init__(
@@ -54,6 +66,7 @@ class Replicas:
         self.fates = list(fates)
         self.requests: list[GenerationRequest] = []
         self.streams: list[Stream] = []
+        self._watches: dict[str, Callable[[], object]] = {}
         self.num_open = 0
         self.num_opening = 0
         self.opens = asyncio.Event()  # set at the first request whose replica must be waited for
@@ -72,8 +85,20 @@ class Replicas:
         if fate.opening_error is not None:
             raise fate.opening_error
         self.num_open += 1
-        self.streams.append(Stream(self, request, fate))
+        self.streams.append(Stream(self, request, fate, f"replica {len(self.streams)}"))
         return self.streams[-1]
+
+    def outlived(self, limits: FailoverLimits) -> Failover:
+        """Return the model as one that outlives its replicas, and hears which are about to end."""
+        return Failover(self, limits, departures=cast("Departures", self))
+
+    def watch(self, replica_id: str, on_due: Callable[[], object]) -> Callable[[], object]:
+        self._watches[replica_id] = on_due
+        return lambda: self._watches.pop(replica_id, None)
+
+    def leave(self, index: int) -> None:
+        """Say that a stream's replica is about to end."""
+        self._watches.get(self.streams[index].accepted.replica_id, lambda: None)()
 
     def _read(self) -> None:
         self.num_reads += 1
@@ -99,13 +124,15 @@ class Replicas:
 class Stream:
     """A stream of a text whose i-th token is 100 + i."""
 
-    def __init__(self, replicas: Replicas, request: GenerationRequest, fate: Fate) -> None:
+    def __init__(
+        self, replicas: Replicas, request: GenerationRequest, fate: Fate, replica_id: str
+    ) -> None:
         # Every replica has encoded the same prompt; the second number would show a mix-up.
-        self.num_prompt_tokens = 7 if not request.is_resumed else 99
-        self.reasoning = PromptReasoning.BEGUN if not request.is_resumed else PromptReasoning.OPEN
-        self.fingerprint = "fp_fake"
-        self.prompt_digest = b"prompt"
-        self.leave: Callable[[], object] = lambda: None  # says that the replica is about to end
+        self.accepted = (
+            Accepted(99, replica_id, PromptReasoning.OPEN, None, "fp_fake", b"prompt")
+            if request.is_resumed
+            else Accepted(7, replica_id, PromptReasoning.BEGUN, None, "fp_fake", b"prompt")
+        )
         self.stands = asyncio.Event()
         self._closed = asyncio.Event()
         self._replicas = replicas
@@ -126,6 +153,8 @@ class Stream:
             yield deltas[start : start + fate.num_together]
         if fate.error is not None:
             raise fate.error
+        if not deltas or deltas[-1].finish_reason is None:
+            raise ReplicaUnavailableError("the call has ended")
 
     def _delta(self, index: int) -> TextDelta:
         is_last = index == self._replicas.num_tokens - 1
@@ -136,9 +165,6 @@ class Stream:
             num_cached_tokens=3 + self._first if index == self._first else 0,
         )
 
-    def watch(self, on_due: Callable[[], object]) -> None:
-        self.leave = on_due
-
     async def aclose(self) -> None:
         self._closed.set()
         if self._is_open:
@@ -146,7 +172,7 @@ class Stream:
             self._replicas.num_open -= 1
 
 
-class Classifiers:
+class Classifiers(ByMethod):
     """A classifier that is lost as often as there are errors."""
 
     def __init__(self, *errors: RaystreamError) -> None:

@@ -120,7 +120,7 @@ async def test_streamed_text_is_the_unstreamed_text(
 
 
 @pytest.mark.parametrize(
-    "last", [ReplicaUnavailableError("gone"), GenerationAbortedError("aborted"), []]
+    "last", [ReplicaUnavailableError("gone"), GenerationAbortedError("aborted")]
 )
 async def test_a_stream_that_breaks_ends_with_an_error_and_without_done(
     client: httpx.AsyncClient, backend: FakeBackend, last: Any

@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 
 from deployments.text_pooler import TextPooler
 from raystream.local_handle import LocalHandle
-from serve_app.backends.replicas.pooling import HandlePoolingBackend
+from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.tiny_folder import spec
@@ -52,8 +52,8 @@ async def client(
 ) -> AsyncIterator[httpx.AsyncClient]:
     handles: dict[str, Any] = {id_: LocalHandle(pooler) for id_, pooler in poolers.items()}
     async with (
-        aclosing(HandlePoolingBackend(handles[POOLER])) as tiny,
-        aclosing(HandlePoolingBackend(handles[DETECTOR])) as detector,
+        aclosing(HandleBackend(handles[POOLER])) as tiny,
+        aclosing(HandleBackend(handles[DETECTOR])) as detector,
         client_of(
             build_app(AppParts(config, {}, classifiers={POOLER: tiny, DETECTOR: detector}))
         ) as client,

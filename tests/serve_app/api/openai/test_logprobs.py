@@ -231,9 +231,9 @@ async def test_more_log_probabilities_than_one_request_may_have_are_refused_by_t
 ) -> None:
     backend.steps = STEPS
     asked = {**PROMPT[COMPLETIONS], "prompt": ["a é", "a é"], "n": 2, **fields}
-    backend.stream_attributes = {"num_prompt_tokens": MANY}
+    backend.accepted = {"num_prompt_tokens": MANY}
     assert (await client.post(COMPLETIONS, json=asked)).status_code == 200
-    backend.stream_attributes = {"num_prompt_tokens": MANY + 1}
+    backend.accepted = {"num_prompt_tokens": MANY + 1}
     answer = await client.post(COMPLETIONS, json=asked)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param

@@ -446,7 +446,7 @@ async def test_another_model_or_prompt_is_refused_at_once(
 ) -> None:
     ids = await ids_of(client, CHAT, ASK)
     changed = {"fingerprint": "fp_other", "prompt_digest": b"other"}
-    backend.stream_attributes = {attribute: changed[attribute]}
+    backend.accepted = {attribute: changed[attribute]}
     answer = await resume(client, ASK, ids[1])
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "answer_changed")
 

@@ -16,7 +16,9 @@ from deployments.contract.errors import (
     ReplicaUnavailableError,
 )
 from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
-from serve_app.backends.replicas.handles import HandleBackend, first_answer
+from serve_app.backends.replicas.backend import DescribeRequest, PingRequest
+from serve_app.backends.replicas.handle_backend import HandleBackend
+from serve_app.backends.replicas.handles import first_answer
 from serve_app.backends.replicas.lost import NoReplicaError
 from serve_app.backends.replicas.token_channels import TokenChannels
 from tests.stopped_clock import settle
@@ -123,18 +125,18 @@ class FakeHandle:
         self._responses = responses
 
     def options(self, method_name: str, stream: bool) -> FakeMethod:
-        assert (method_name, stream) == ("generate", True)
+        assert stream
         return FakeMethod(self._responses)
 
 
-def backend(answer: object) -> HandleBackend[ModelDescription]:
+def backend(answer: object) -> HandleBackend:
     return HandleBackend(cast("DeploymentHandle[Any]", FakeHandle(answer=answer)))
 
 
 async def test_our_own_cancellation_is_raised_and_cancels_the_call() -> None:
     handle = FakeHandle(answer=asyncio.Event())
     asked = asyncio.ensure_future(
-        HandleBackend[ModelDescription](cast("DeploymentHandle[Any]", handle)).ping()
+        HandleBackend(cast("DeploymentHandle[Any]", handle)).send(PingRequest())
     )
     await settle()
     asked.cancel()
@@ -144,13 +146,15 @@ async def test_our_own_cancellation_is_raised_and_cancels_the_call() -> None:
 
 
 async def test_describe_returns_what_the_replica_says() -> None:
-    assert await backend(DESCRIPTION).describe() == DESCRIPTION
+    assert await backend(DESCRIPTION).send(DescribeRequest()) == DESCRIPTION
 
 
-@pytest.mark.parametrize("method", ["describe", "ping"])
-async def test_a_deployment_that_failed_is_told_in_our_words(method: str) -> None:
+@pytest.mark.parametrize("request_", [DescribeRequest(), PingRequest()])
+async def test_a_deployment_that_failed_is_told_in_our_words(
+    request_: DescribeRequest | PingRequest,
+) -> None:
     with pytest.raises(NoReplicaError):
-        await getattr(backend(DeploymentUnavailableError(DeploymentID(name="m"))), method)()
+        await backend(DeploymentUnavailableError(DeploymentID(name="m"))).send(request_)
 
 
 async def test_a_stream_of_a_deployment_that_failed_is_refused_in_our_words() -> None:
@@ -161,7 +165,7 @@ async def test_a_stream_of_a_deployment_that_failed_is_refused_in_our_words() ->
         await first_answer(responses, TokenChannels())
 
 
-@pytest.mark.parametrize("method", ["describe", "ping"])
-async def test_a_dead_replica_fails_every_call(method: str) -> None:
+@pytest.mark.parametrize("request_", [DescribeRequest(), PingRequest()])
+async def test_a_dead_replica_fails_every_call(request_: DescribeRequest | PingRequest) -> None:
     with pytest.raises(ReplicaUnavailableError):
-        await getattr(backend(ActorDiedError()), method)()
+        await backend(ActorDiedError()).send(request_)

@@ -19,9 +19,10 @@ from deployments.contract.errors import (
 from deployments.contract.generation import Refused, Started
 from deployments.contract.pooling import Pooled, PooledText, PoolingEvent, PoolingRequest
 from raystream.local_handle import LocalHandle
+from serve_app.backends.replicas.backend import DescribeRequest, PingRequest
+from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.replicas.lost import LostAfterStartError, ReplicaStoppedError
 from serve_app.backends.replicas.offers import MAX_ATTEMPTS
-from serve_app.backends.replicas.pooling import HandlePoolingBackend
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from tests.deadline import in_time
 from tests.offenders import Offenders
@@ -54,7 +55,7 @@ class FakeHandle:
         self.describe = FakeMethod(FakeResponse(DESCRIPTION))
 
     def options(self, method_name: str, stream: bool) -> FakeMethod:
-        assert (method_name, stream) == ("pool_suspect", True)
+        assert stream
         return FakeMethod(self.suspects)
 
     @property
@@ -67,17 +68,17 @@ class FakeHandle:
         return self.pool
 
 
-def backend(*answers: object) -> tuple[HandlePoolingBackend, FakeHandle]:
+def backend(*answers: object) -> tuple[HandleBackend, FakeHandle]:
     """Return a model with as many replicas, which answer in turn."""
     fake = FakeHandle(*answers)
     handle = cast("DeploymentHandle[Any]", fake)
-    return HandlePoolingBackend(handle, running(*map(str, range(len(answers))))), fake
+    return HandleBackend(handle, running(*map(str, range(len(answers))))), fake
 
 
 async def test_a_replica_s_answer_is_passed_on() -> None:
     model, handle = backend(Pooled(ANSWER, "a"))
-    assert await model.pool(REQUEST) == ANSWER
-    assert await model.describe() == DESCRIPTION
+    assert await model.send(REQUEST) == ANSWER
+    assert await model.send(DescribeRequest()) == DESCRIPTION
     assert not handle.calls[0].is_cancelled
 
 
@@ -85,7 +86,7 @@ async def test_a_refusal_by_the_only_replica_is_raised_at_once() -> None:
     model, handle = backend(full("a"))
     for num_calls in (1, 2, 3):
         with pytest.raises(OverloadedError, match="full") as caught:
-            await model.pool(REQUEST)
+            await model.send(REQUEST)
         assert caught.value.retry_after_s == 7
         assert len(handle.calls) == num_calls
 
@@ -93,7 +94,7 @@ async def test_a_refusal_by_the_only_replica_is_raised_at_once() -> None:
 async def test_a_request_that_one_replica_refuses_is_offered_to_another() -> None:
     model, handle = backend(Pooled(ANSWER, "b"), full("a", 1))
     for num_calls in (1, 3, 5):
-        assert await model.pool(REQUEST) == ANSWER
+        assert await model.send(REQUEST) == ANSWER
         assert len(handle.calls) == num_calls
 
 
@@ -101,7 +102,7 @@ async def test_if_all_replicas_refuse_the_shortest_wait_is_reported_after_a_few_
     waits_s = {"a": 9, "b": 4, "c": 6, "d": 3, "e": 8}
     model, handle = backend(*(full(name, waits_s[name]) for name in waits_s))
     with pytest.raises(OverloadedError) as caught:
-        await model.pool(REQUEST)
+        await model.send(REQUEST)
     assert caught.value.retry_after_s == 4
     assert len(handle.calls) == MAX_ATTEMPTS
 
@@ -112,7 +113,7 @@ async def test_ray_s_errors_become_ours() -> None:
             with offenders.case(theirs, ours):
                 model, handle = backend(theirs)
                 with pytest.raises(ours) as caught:
-                    await model.pool(REQUEST)
+                    await model.send(REQUEST)
                 assert type(caught.value) is ours
                 assert "secret" not in str(caught.value)
                 assert handle.calls[0].is_cancelled
@@ -121,18 +122,18 @@ async def test_ray_s_errors_become_ours() -> None:
 async def test_the_param_of_an_error_reaches_the_caller() -> None:
     model, _ = backend(dual_error(ContextLengthExceededError("too long", "input[3]")))
     with pytest.raises(ContextLengthExceededError) as caught:
-        await model.pool(REQUEST)
+        await model.send(REQUEST)
     assert (str(caught.value), caught.value.param) == ("too long", "input[3]")
 
 
 async def test_a_dead_replica_fails_a_ping() -> None:
     with pytest.raises(ReplicaUnavailableError):
-        await backend(ActorDiedError())[0].ping()
+        await backend(ActorDiedError())[0].send(PingRequest())
 
 
 async def test_a_client_that_leaves_cancels_the_replica_s_call() -> None:
     model, handle = backend(asyncio.Event())
-    asked = asyncio.ensure_future(model.pool(REQUEST))
+    asked = asyncio.ensure_future(model.send(REQUEST))
     await settle()
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -148,13 +149,11 @@ async def test_a_replica_is_told_how_long_ago_the_request_arrived() -> None:
             sent.append(request)
             return Pooled(ANSWER, "a")
 
-        pool_suspect = None
-
     record = RequestRecord("r", "POST", now=lambda: 12.5, started_s=10.0)
     handle = cast("DeploymentHandle[Any]", LocalHandle(Replica()))
     token = CURRENT_RECORD.set(record)
     try:
-        assert await HandlePoolingBackend(handle).pool(REQUEST) == ANSWER
+        assert await HandleBackend(handle).send(REQUEST) == ANSWER
     finally:
         CURRENT_RECORD.reset(token)
     assert [request.elapsed_s for request in sent] == [2.5]
@@ -189,10 +188,10 @@ class Suspects:
 @asynccontextmanager
 async def suspects(
     end: Pooled | Refused | BaseException,
-) -> AsyncIterator[tuple[HandlePoolingBackend, Suspects]]:
+) -> AsyncIterator[tuple[HandleBackend, Suspects]]:
     replica = Suspects(end)
     handle = cast("DeploymentHandle[Any]", LocalHandle(replica))
-    async with aclosing(HandlePoolingBackend(handle)) as model:
+    async with aclosing(HandleBackend(handle)) as model:
         yield model, replica
     await replica.idle.wait()
     replica.channels.close()
@@ -204,18 +203,18 @@ SUSPECT = replace(REQUEST, num_deaths=1)
 @in_time
 async def test_a_suspect_is_answered_after_its_go_ahead() -> None:
     async with suspects(Pooled(ANSWER, "a")) as (model, replica):
-        assert await model.pool(SUSPECT) == ANSWER
+        assert await model.send(SUSPECT) == ANSWER
         assert replica.num_begun == 1
     async with suspects(full("a")) as (model, _):
         with pytest.raises(OverloadedError, match="full"):
-            await model.pool(SUSPECT)
+            await model.send(SUSPECT)
 
 
 @in_time
 async def test_a_suspect_that_is_lost_after_its_go_ahead_has_begun() -> None:
     async with suspects(ActorDiedError()) as (model, _):
         with pytest.raises(LostAfterStartError):
-            await model.pool(SUSPECT)
+            await model.send(SUSPECT)
 
 
 @in_time
@@ -225,7 +224,7 @@ async def test_a_suspect_without_its_go_ahead_has_not_begun(
     monkeypatch.setattr(go_ahead, "TIMEOUT_S", 0.0)
     async with suspects(ActorDiedError()) as (model, replica):
         with pytest.raises(ReplicaUnavailableError) as caught:
-            await model.pool(SUSPECT)
+            await model.send(SUSPECT)
         assert not isinstance(caught.value, LostAfterStartError)
         assert replica.num_begun == 0
 
@@ -235,7 +234,7 @@ async def test_a_suspect_that_is_lost_before_its_start_has_not_begun() -> None:
     model, handle = backend()
     handle.suspects.put(ActorDiedError())
     with pytest.raises(ReplicaUnavailableError) as caught:
-        await model.pool(SUSPECT)
+        await model.send(SUSPECT)
     assert not isinstance(caught.value, LostAfterStartError)
     assert handle.suspects.is_cancelled
 
@@ -244,4 +243,4 @@ async def test_a_suspect_that_is_lost_before_its_start_has_not_begun() -> None:
 async def test_a_suspect_whose_replica_is_stopped_did_not_kill_it() -> None:
     async with suspects(asyncio.CancelledError()) as (model, _):
         with pytest.raises(ReplicaStoppedError):
-            await model.pool(SUSPECT)
+            await model.send(SUSPECT)

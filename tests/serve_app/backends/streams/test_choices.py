@@ -9,7 +9,7 @@ from deployments.contract.errors import OverloadedError, ReplicaUnavailableError
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
-from serve_app.backends.replicas.generation import GenerationStream
+from serve_app.backends.replicas.backend import GenerationStream
 from serve_app.backends.streams.choices import Choices
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeStream, Step
 
@@ -66,7 +66,7 @@ async def test_a_reader_that_stops_early_leaves_no_task_behind() -> None:
 
 def openings(backend: FakeBackend, num: int) -> list[Coroutine[Any, Any, GenerationStream]]:
     request = GenerationRequest("r", "hi", SamplingParams())
-    return [backend.generate(request) for _ in range(num)]
+    return [backend.send(request) for _ in range(num)]
 
 
 @pytest.mark.parametrize("refused", [0, 1, 2])

@@ -25,9 +25,9 @@ from serve_app.api.chat.schema import ChatRequest
 from serve_app.api.intake.context import ApiContext
 from serve_app.api.intake.open_answer import open_answer
 from serve_app.backends.models.catalog import ModelCatalog
+from serve_app.backends.replicas.backend import DescribeRequest
 from serve_app.backends.streams.deadlines import (
-    DeadlineGenerationBackend,
-    DeadlinePoolingBackend,
+    Deadlines,
     DeadlineStream,
     first_deadline,
     next_deadline,
@@ -93,16 +93,16 @@ def test_between_tokens_the_stall_timeout_counts_from_the_last_one() -> None:
                 assert deadline.error is error
 
 
-async def read(backend: DeadlineGenerationBackend) -> list[list[TextDelta]]:
+async def read(backend: Deadlines) -> list[list[TextDelta]]:
     async with asyncio.timeout(30):
-        return [deltas async for deltas in await backend.generate(REQUEST)]
+        return [deltas async for deltas in await backend.send(REQUEST)]
 
 
 async def test_a_stream_within_its_limits_is_passed_on_completely() -> None:
     backend = FakeBackend()
-    in_time = DeadlineGenerationBackend(backend, LimitsConfig())
-    stream = await in_time.generate(REQUEST)
-    assert stream.num_prompt_tokens == 7
+    in_time = Deadlines(backend, LimitsConfig())
+    stream = await in_time.send(REQUEST)
+    assert stream.accepted.num_prompt_tokens == 7
     assert [deltas async for deltas in stream] == HELLO
     await stream.aclose()
     assert backend.streams[0].closed.is_set()
@@ -122,7 +122,7 @@ async def test_a_late_stream_is_aborted_and_its_error_names_the_limit(
 ) -> None:
     backend = FakeBackend(steps)
     with pytest.raises(error, match=rf"\(limits\.{error.code}_s\)"):
-        await read(DeadlineGenerationBackend(backend, limits(**changes)))
+        await read(Deadlines(backend, limits(**changes)))
     assert backend.streams[0].closed.is_set()
 
 
@@ -147,8 +147,8 @@ async def test_the_total_timeout_ends_a_stream_that_never_stalls() -> None:
 async def test_the_reader_s_own_time_is_not_a_stall(advance: Clock) -> None:
     next_token = asyncio.Event()
     backend = FakeBackend([HELLO[0], next_token, *HELLO[1:]])
-    in_time = DeadlineGenerationBackend(backend, limits(stall_timeout_s=SOON_S))
-    stream = aiter(await in_time.generate(REQUEST))
+    in_time = Deadlines(backend, limits(stall_timeout_s=SOON_S))
+    stream = aiter(await in_time.send(REQUEST))
     await anext(stream)
     advance(2 * SOON_S)
     reading = asyncio.ensure_future(anext(stream))
@@ -161,23 +161,21 @@ async def test_the_reader_s_own_time_is_not_a_stall(advance: Clock) -> None:
 async def test_a_timeout_error_of_the_replica_is_not_a_deadline() -> None:
     backend = FakeBackend([HELLO[0], TimeoutError("theirs")])
     with pytest.raises(TimeoutError, match="theirs"):
-        await read(DeadlineGenerationBackend(backend, LimitsConfig()))
+        await read(Deadlines(backend, LimitsConfig()))
 
 
 async def test_a_model_that_loads_for_too_long_is_late() -> None:
     backend = FakeBackend()
     backend.loaded = asyncio.Event()
-    in_time = DeadlineGenerationBackend(backend, limits(first_token_timeout_s=SOON_S))
+    in_time = Deadlines(backend, limits(first_token_timeout_s=SOON_S))
     with pytest.raises(FirstTokenTimeoutError):
-        await in_time.describe()
+        await in_time.send(DescribeRequest())
     backend.loaded.set()
-    assert await in_time.describe() == backend.description
+    assert await in_time.send(DescribeRequest()) == backend.description
 
 
 async def test_deadlines_count_from_the_request_s_arrival() -> None:
-    in_time = DeadlineGenerationBackend(
-        FakeBackend([asyncio.Event()]), limits(first_token_timeout_s=60)
-    )
+    in_time = Deadlines(FakeBackend([asyncio.Event()]), limits(first_token_timeout_s=60))
     moments_s = iter([0.0, 100.0, 200.0])
 
     async def surface(scope: Scope, receive: Receive, send: Send) -> None:
@@ -235,7 +233,7 @@ async def test_a_late_classification_is_an_error_and_its_call_is_cancelled() -> 
     slow = FakeClassifier()
     slow.answers = asyncio.Event()
     with pytest.raises(TotalTimeoutError, match=r"0\.01 s \(limits\.total_timeout_s\)"):
-        await DeadlinePoolingBackend(slow, 0.01).pool(TEXTS)
+        await Deadlines(slow, limits(total_timeout_s=0.01), generates=False).send(TEXTS)
     assert slow.is_cancelled
 
 
@@ -247,7 +245,7 @@ async def test_the_deadline_of_a_classification_counts_from_the_arrival() -> Non
     async def surface(scope: Scope, receive: Receive, send: Send) -> None:
         async with asyncio.timeout(20):
             with pytest.raises(TotalTimeoutError):
-                await DeadlinePoolingBackend(slow, 60).pool(TEXTS)
+                await Deadlines(slow, limits(total_timeout_s=60), generates=False).send(TEXTS)
 
     app = AccessLogMiddleware(surface, now=lambda: next(moments_s, 100.0))
     async with AsgiCall(RequestIdMiddleware(app), "/", None) as call:
@@ -258,7 +256,7 @@ async def test_a_classifier_that_loads_for_too_long_is_late() -> None:
     slow = FakeClassifier()
     slow.loaded = asyncio.Event()
     with pytest.raises(TotalTimeoutError, match="not loaded"):
-        await DeadlinePoolingBackend(slow, 0.01).describe()
+        await Deadlines(slow, limits(total_timeout_s=0.01), generates=False).send(DescribeRequest())
 
 
 @pytest.mark.parametrize("total_timeout_s", [None, 600])
@@ -267,10 +265,10 @@ async def test_a_classification_that_comes_in_time_is_passed_on(
 ) -> None:
     model, in_time = (
         FakeClassifier(),
-        DeadlinePoolingBackend(FakeClassifier(), total_timeout_s),
+        Deadlines(FakeClassifier(), limits(total_timeout_s=total_timeout_s), generates=False),
     )
-    assert await in_time.pool(TEXTS) == await model.pool(TEXTS)
-    assert await in_time.describe() == model.description
+    assert await in_time.send(TEXTS) == await model.send(TEXTS)
+    assert await in_time.send(DescribeRequest()) == model.description
 
 
 async def test_a_timeout_inside_a_classifier_is_not_taken_for_the_deadline() -> None:
@@ -281,11 +279,11 @@ async def test_a_timeout_inside_a_classifier_is_not_taken_for_the_deadline() -> 
         async def describe(self) -> PoolerDescription:
             raise TimeoutError("its own")
 
-    in_time = DeadlinePoolingBackend(Failing(), 600)
+    in_time = Deadlines(Failing(), limits(total_timeout_s=600), generates=False)
     with pytest.raises(TimeoutError, match="its own"):
-        await in_time.pool(TEXTS)
+        await in_time.send(TEXTS)
     with pytest.raises(TimeoutError, match="its own"):
-        await in_time.describe()
+        await in_time.send(DescribeRequest())
 
 
 def app(backend: FakeBackend, **changes: float | None) -> FastAPI:

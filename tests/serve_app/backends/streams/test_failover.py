@@ -28,22 +28,20 @@ from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.pooling import PoolingRequest
 from deployments.contract.reasoning_format import PromptReasoning
 from deployments.contract.sampling_params import SamplingParams
+from serve_app.backends.replicas.backend import DescribeRequest, DetokenizeRequest
 from serve_app.backends.replicas.lost import (
     LostAfterStartError,
     NoReplicaError,
     ReplicaStoppedError,
 )
-from serve_app.backends.streams.deadlines import DeadlineGenerationBackend
-from serve_app.backends.streams.failover import (
-    FailoverGenerationBackend,
-    FailoverPoolingBackend,
-)
+from serve_app.backends.streams.deadlines import Deadlines
+from serve_app.backends.streams.failover import Failover
 from serve_app.backends.streams.losses import FailoverLimits
-from serve_app.backends.streams.text_stream import read_to_end
 from serve_app.config import LimitsConfig
 from serve_app.http.notice import Notice
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from tests.serve_app.backends.fake_replicas import GONE, Classifiers, Fate, Replicas
+from tests.serve_app.read_stream import read_to_end
 from tests.stopped_clock import Clock, settle
 
 GROUP = RequestGroup("g", 3, is_first=True)
@@ -58,8 +56,8 @@ STOPPED = ReplicaStoppedError("stopped")
 ABORTED = GenerationAbortedError("aborted")
 
 
-def model(replicas: Replicas, limits: FailoverLimits = FAST) -> FailoverGenerationBackend:
-    return FailoverGenerationBackend(replicas, limits)
+def model(replicas: Replicas, limits: FailoverLimits = FAST) -> Failover:
+    return Failover(replicas, limits)
 
 
 async def answer(
@@ -67,8 +65,11 @@ async def answer(
 ) -> TextDelta:
     """Return the whole answer of a model whose replicas meet their fates."""
     async with asyncio.timeout(30):
-        stream = await model(replicas, limits).generate(request)
-        assert (stream.num_prompt_tokens, stream.reasoning) == (7, PromptReasoning.BEGUN)
+        stream = await model(replicas, limits).send(request)
+        assert (stream.accepted.num_prompt_tokens, stream.accepted.reasoning) == (
+            7,
+            PromptReasoning.BEGUN,
+        )
         whole = await read_to_end(stream)
     assert (replicas.num_open, replicas.num_opening) == (0, 0)
     return whole
@@ -134,7 +135,7 @@ async def test_an_abort_that_comes_with_tokens_keeps_them() -> None:
 
 async def test_a_replica_that_dies_after_the_last_delta_is_no_loss() -> None:
     replicas = Replicas(fates=[Fate(None, error=GONE)])
-    stream = await model(replicas).generate(REQUEST)
+    stream = await model(replicas).send(REQUEST)
     deltas = [delta async for found in stream for delta in found]
     assert TextDelta.join(deltas) == UNDISTURBED
     with pytest.raises(StopAsyncIteration):
@@ -165,13 +166,13 @@ async def test_a_request_that_was_not_accepted_is_not_resumed() -> None:
 async def test_a_refusal_is_final(error: RaystreamError) -> None:
     replicas = Replicas(fates=[Fate(opening_error=error)])
     with pytest.raises(type(error)):
-        await model(replicas).generate(REQUEST)
+        await model(replicas).send(REQUEST)
     assert len(replicas.requests) == 1
 
 
 async def test_an_error_of_the_sequence_is_final() -> None:
     replicas = Replicas(fates=[Fate(2, error=GenerationFailedError("bad logits"))])
-    stream = await model(replicas).generate(REQUEST)
+    stream = await model(replicas).send(REQUEST)
     with pytest.raises(GenerationFailedError, match="bad logits"):
         await read_to_end(stream)
     assert (len(replicas.requests), replicas.num_open) == (1, 0)
@@ -188,7 +189,7 @@ async def test_an_accepted_answer_waits_where_a_new_request_is_refused(
 
 async def test_a_refusal_of_a_resumed_request_s_kind_ends_the_stream() -> None:
     replicas = Replicas(fates=[Fate(2), Fate(opening_error=InvalidRequestError("another model"))])
-    stream = await model(replicas).generate(REQUEST)
+    stream = await model(replicas).send(REQUEST)
     with pytest.raises(InvalidRequestError, match="another model"):
         await read_to_end(stream)
     assert replicas.num_open == 0
@@ -197,7 +198,7 @@ async def test_a_refusal_of_a_resumed_request_s_kind_ends_the_stream() -> None:
 async def test_an_answer_moves_a_limited_number_of_times() -> None:
     limits = replace(FAST, max_moves=3)
     replicas = Replicas(fates=[Fate(1, error=STOPPED)] * 4)
-    stream = await model(replicas, limits).generate(REQUEST)
+    stream = await model(replicas, limits).send(REQUEST)
     with pytest.raises(ReplicaUnavailableError, match="lost 4 replicas") as caught:
         await read_to_end(stream)
     assert caught.value.retry_after_s
@@ -211,7 +212,7 @@ async def test_no_replica_in_time_ends_the_stream_and_says_when_to_come_back(
 ) -> None:
     fate = Fate(opening_error=GONE, waits_for=never)
     replicas = Replicas(fates=[Fate(2), *[fate] * 1000])
-    stream = await model(replicas, IMPATIENT).generate(REQUEST)
+    stream = await model(replicas, IMPATIENT).send(REQUEST)
     with pytest.raises(ReplicaUnavailableError, match=r"limits\.failover_timeout_s") as caught:
         await read_to_end(stream)
     assert caught.value.retry_after_s
@@ -224,11 +225,11 @@ async def test_an_error_says_why_no_replica_will_run() -> None:
 
     none = Fate(opening_error=NoReplicaError("none"))
     replicas = Replicas(fates=[none, Fate(2), *[none] * 1000])
-    backend = FailoverGenerationBackend(replicas, IMPATIENT, why_none)
+    backend = Failover(replicas, IMPATIENT, why_none)
     told = "The model 'm' has failed, and no replica of it runs: there is no such folder"
     with pytest.raises(NoReplicaError, match=f"^{told}$"):
-        await backend.generate(REQUEST)
-    stream = await backend.generate(REQUEST)
+        await backend.send(REQUEST)
+    stream = await backend.send(REQUEST)
     with pytest.raises(ReplicaUnavailableError, match=rf"failover_timeout_s\)\. {told}$"):
         await read_to_end(stream)
 
@@ -236,7 +237,7 @@ async def test_an_error_says_why_no_replica_will_run() -> None:
 async def test_a_new_request_may_wait_longer_than_a_lost_one(advance: Clock) -> None:
     opens = asyncio.Event()
     replicas = Replicas(fates=[Fate(waits_for=opens)])
-    asking = asyncio.ensure_future(model(replicas, IMPATIENT).generate(REQUEST))
+    asking = asyncio.ensure_future(model(replicas, IMPATIENT).send(REQUEST))
     await replicas.opens.wait()
     advance(3 * IMPATIENT.timeout_s)
     await settle()
@@ -248,7 +249,7 @@ async def test_a_new_request_may_wait_longer_than_a_lost_one(advance: Clock) -> 
 async def test_a_stall_while_the_stream_waits_for_a_replica_is_a_stall() -> None:
     replicas = Replicas(fates=[Fate(2), Fate(waits_for=asyncio.Event())])
     limits = LimitsConfig(stall_timeout_s=0.02)
-    stream = await DeadlineGenerationBackend(model(replicas), limits).generate(REQUEST)
+    stream = await Deadlines(model(replicas), limits).send(REQUEST)
     with pytest.raises(StallTimeoutError):
         await read_to_end(stream)
     assert (replicas.num_open, replicas.num_opening) == (0, 0)
@@ -256,7 +257,7 @@ async def test_a_stall_while_the_stream_waits_for_a_replica_is_a_stall() -> None
 
 async def test_a_suspect_that_kills_a_second_replica_fails_and_is_not_sent_again() -> None:
     replicas = Replicas(fates=[Fate(0), Fate(0)])
-    stream = await model(replicas).generate(REQUEST)
+    stream = await model(replicas).send(REQUEST)
     with pytest.raises(GenerationFailedError, match="2 replicas"):
         await read_to_end(stream)
     assert [request.num_deaths for request in replicas.requests] == [0, 1]
@@ -268,7 +269,7 @@ async def test_a_suspect_that_dies_before_it_is_accepted_is_to_blame_if_it_had_s
     for first in (Fate(0), Fate(opening_error=GONE)):
         replicas = Replicas(fates=[first, started])
         with pytest.raises(GenerationFailedError, match="2 replicas"):
-            await read_to_end(await model(replicas).generate(REQUEST))
+            await read_to_end(await model(replicas).send(REQUEST))
         assert len(replicas.requests) == 2
 
 
@@ -290,7 +291,7 @@ async def test_a_text_that_has_begun_is_a_suspect_only_from_its_second_death_on(
 @pytest.mark.parametrize("num_tokens", [0, TRIAL_TOKENS_AGAIN - 1])
 async def test_a_text_that_kills_a_third_replica_in_its_trial_fails(num_tokens: int) -> None:
     replicas = Replicas(200, [Fate(40), Fate(1), Fate(num_tokens)])
-    stream = await model(replicas).generate(REQUEST)
+    stream = await model(replicas).send(REQUEST)
     with pytest.raises(GenerationFailedError, match="3 replicas"):
         await read_to_end(stream)
     assert (len(replicas.requests), replicas.num_open) == (3, 0)
@@ -351,7 +352,7 @@ async def test_moves_and_waits_are_told_while_they_happen() -> None:
 
 async def test_closing_while_a_stream_moves_cancels_the_opening_and_ends_the_reader() -> None:
     replicas = Replicas(fates=[Fate(1), Fate(waits_for=asyncio.Event())])
-    stream = await model(replicas).generate(REQUEST)
+    stream = await model(replicas).send(REQUEST)
     deltas = aiter(stream)
     await anext(deltas)
     reading = asyncio.ensure_future(anext(deltas, None))
@@ -369,7 +370,7 @@ async def test_200_readers_that_leave_at_random_moments_leave_nothing_open() -> 
     lives = 0
 
     async def read(replicas: Replicas) -> None:
-        stream = await model(replicas, replace(FAST, notice_interval_s=0.001)).generate(REQUEST)
+        stream = await model(replicas, replace(FAST, notice_interval_s=0.001)).send(REQUEST)
         try:
             async for _ in stream:
                 await asyncio.sleep(0)
@@ -400,7 +401,7 @@ async def test_200_readers_that_leave_at_random_moments_leave_nothing_open() -> 
 async def test_a_classification_is_repeated_until_a_replica_answers() -> None:
     replicas = Classifiers(GONE, STOPPED, GONE, OverloadedError("full"))
     async with recorded() as record:
-        await FailoverPoolingBackend(replicas, FAST).pool(TEXTS)
+        await Failover(replicas, FAST).send(TEXTS)
     assert replicas.requests[0] == TEXTS
     assert [request.num_deaths for request in replicas.requests] == [0, 1, 1, 1, 1]
     assert record.num_moves == 1
@@ -409,20 +410,20 @@ async def test_a_classification_is_repeated_until_a_replica_answers() -> None:
 async def test_texts_that_kill_two_replicas_fail() -> None:
     replicas = Classifiers(GONE, LostAfterStartError("gone"))
     with pytest.raises(PoolingFailedError, match="2 replicas"):
-        await FailoverPoolingBackend(replicas, FAST).pool(TEXTS)
+        await Failover(replicas, FAST).send(TEXTS)
     assert len(replicas.requests) == 2
 
 
-READS: dict[str, Callable[[FailoverGenerationBackend], Awaitable[object]]] = {
-    "describe": lambda model: model.describe(),
-    "tokenize": lambda model: model.tokenize(TokenizeRequest("hi")),
-    "detokenize": lambda model: model.detokenize((1,)),
+READS: dict[str, Callable[[Failover], Awaitable[object]]] = {
+    "describe": lambda model: model.send(DescribeRequest()),
+    "tokenize": lambda model: model.send(TokenizeRequest("hi")),
+    "detokenize": lambda model: model.send(DetokenizeRequest((1,))),
 }
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 async def test_a_read_is_repeated_when_its_replica_is_lost(
-    read: Callable[[FailoverGenerationBackend], Awaitable[object]],
+    read: Callable[[Failover], Awaitable[object]],
 ) -> None:
     for errors in ([GONE], [STOPPED] * 9, [STOPPED, GONE, STOPPED]):
         replicas = Replicas(read_errors=errors)
@@ -432,7 +433,7 @@ async def test_a_read_is_repeated_when_its_replica_is_lost(
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 async def test_a_read_kills_two_replicas_at_most(
-    read: Callable[[FailoverGenerationBackend], Awaitable[object]],
+    read: Callable[[Failover], Awaitable[object]],
 ) -> None:
     replicas = Replicas(read_errors=[GONE] * 9)
     with pytest.raises(ReplicaUnavailableError, match="2 replicas"):
@@ -443,7 +444,7 @@ async def test_a_read_kills_two_replicas_at_most(
 async def test_a_classifier_s_description_is_asked_for_again_when_its_replica_is_lost() -> None:
     replicas = Classifiers()
     replicas.read_errors = [STOPPED, GONE]
-    found = await FailoverPoolingBackend(replicas, FAST).describe()
+    found = await Failover(replicas, FAST).send(DescribeRequest())
     assert found == await Classifiers().describe()
 
 
@@ -451,14 +452,14 @@ async def test_a_classifier_s_description_is_asked_for_again_when_its_replica_is
 async def test_a_refused_classification_is_not_repeated(error: RaystreamError) -> None:
     replicas = Classifiers(error)
     with pytest.raises(type(error)):
-        await FailoverPoolingBackend(replicas, FAST).pool(TEXTS)
+        await Failover(replicas, FAST).send(TEXTS)
     assert len(replicas.requests) == 1
 
 
 async def test_a_classification_without_a_replica_in_time_says_when_to_come_back() -> None:
     replicas = Classifiers(*[STOPPED] * 1000)
     with pytest.raises(ReplicaUnavailableError) as caught:
-        await FailoverPoolingBackend(replicas, IMPATIENT).pool(TEXTS)
+        await Failover(replicas, IMPATIENT).send(TEXTS)
     assert caught.value.retry_after_s
 
 

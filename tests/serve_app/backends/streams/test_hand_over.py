@@ -17,13 +17,12 @@ from deployments.contract.generation import GenerationRequest
 from deployments.contract.sampling_params import SamplingParams
 from deployments.contract.tracing import TraceContext
 from serve_app.backends.replicas.lost import ReplicaStoppedError
-from serve_app.backends.streams.failover import FailoverGenerationBackend
 from serve_app.backends.streams.failover_stream import FailoverStream
 from serve_app.backends.streams.losses import FailoverLimits
-from serve_app.backends.streams.text_stream import read_to_end
 from serve_app.http.notice import Notice
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from tests.serve_app.backends.fake_replicas import GONE, Fate, Replicas
+from tests.serve_app.read_stream import read_to_end
 from tests.stopped_clock import settle
 
 REQUEST = GenerationRequest("r", "hi", SamplingParams(max_tokens=6))
@@ -36,7 +35,7 @@ STANDS = Fate(stands_before=2)
 async def opened(
     replicas: Replicas, limits: FailoverLimits = LIMITS
 ) -> AsyncIterator[FailoverStream]:
-    stream = await FailoverGenerationBackend(replicas, limits).generate(REQUEST)
+    stream = await replicas.outlived(limits).send(REQUEST)
     assert isinstance(stream, FailoverStream)
     async with asyncio.timeout(30), aclosing(stream):
         yield stream
@@ -48,7 +47,7 @@ async def test_a_reader_that_waits_goes_on_at_the_next_replica() -> None:
     async with opened(replicas) as stream:
         whole = asyncio.create_task(read_to_end(stream))
         await replicas.streams[0].stands.wait()
-        replicas.streams[0].leave()
+        replicas.leave(0)
         assert (await whole).token_ids == TOKEN_IDS
     first, second = replicas.requests
     assert second == replace(
@@ -64,7 +63,7 @@ async def test_a_stream_moves_while_nobody_reads_it() -> None:
     replicas = Replicas()
     async with opened(replicas) as stream:
         await anext(stream)
-        replicas.streams[0].leave()
+        replicas.leave(0)
         await settle()
         assert replicas.num_open == 1
         assert len(replicas.streams) == 2
@@ -76,7 +75,7 @@ async def test_nothing_is_passed_on_until_the_next_replica_has_answered() -> Non
     replicas = Replicas(fates=[Fate(), Fate(waits_for=opens)])
     async with opened(replicas) as stream:
         await anext(stream)
-        replicas.streams[0].leave()
+        replicas.leave(0)
         await settle()
         reading = asyncio.ensure_future(anext(stream))
         await settle()
@@ -96,10 +95,10 @@ async def test_a_stream_that_no_replica_takes_stays_and_tries_again(
     replicas = Replicas(fates=[Fate(), Fate(opening_error=refusal)])
     async with opened(replicas) as stream:
         await anext(stream)
-        replicas.streams[0].leave()
+        replicas.leave(0)
         await settle()
         assert (await anext(stream))[0].token_ids == (101,)
-        replicas.streams[0].leave()
+        replicas.leave(0)
         await settle()
         assert (await read_to_end(stream)).token_ids == TOKEN_IDS[2:]
     assert [each.generated_token_ids for each in replicas.requests] == [(), (100,), (100, 101)]
@@ -109,7 +108,7 @@ async def test_a_replica_that_hangs_gets_no_stream() -> None:
     replicas = Replicas(fates=[Fate(), Fate(waits_for=asyncio.Event())])
     async with opened(replicas, replace(LIMITS, first_patience_s=0.01)) as stream:
         await anext(stream)
-        replicas.streams[0].leave()
+        replicas.leave(0)
         assert (await read_to_end(stream)).token_ids == TOKEN_IDS[1:]
     assert len(replicas.streams) == 1
 
@@ -119,7 +118,7 @@ async def test_a_replica_that_dies_of_the_request_is_the_last_to_be_tried() -> N
     async with opened(replicas) as stream:
         await anext(stream)
         for _ in range(2):
-            replicas.streams[0].leave()
+            replicas.leave(0)
             await settle()
         assert (await read_to_end(stream)).token_ids == TOKEN_IDS[1:]
     assert len(replicas.requests) == 2
@@ -129,7 +128,7 @@ async def test_a_suspect_stays() -> None:
     replicas = Replicas(fates=[Fate(0)])
     async with opened(replicas) as stream:
         await anext(stream)
-        replicas.streams[1].leave()
+        replicas.leave(1)
         await settle()
         assert (await read_to_end(stream)).token_ids == TOKEN_IDS[1:]
     assert [each.num_deaths for each in replicas.requests] == [0, 1]
@@ -139,7 +138,7 @@ async def test_a_text_that_ends_meanwhile_does_not_move() -> None:
     replicas = Replicas(num_tokens=2, fates=[Fate(), Fate(waits_for=asyncio.Event())])
     async with opened(replicas) as stream:
         await anext(stream)
-        replicas.streams[0].leave()
+        replicas.leave(0)
         await replicas.opens.wait()
         assert (await read_to_end(stream)).token_ids == (101,)
     assert len(replicas.streams) == 1
@@ -151,7 +150,7 @@ async def test_a_replica_that_dies_meanwhile_loses_nothing() -> None:
     async with opened(replicas) as stream:
         await anext(stream)
         await anext(stream)
-        replicas.streams[0].leave()
+        replicas.leave(0)
         await replicas.opens.wait()
         whole = asyncio.create_task(read_to_end(stream))
         await settle()
@@ -167,7 +166,7 @@ async def test_a_replica_that_dies_while_none_takes_the_stream_is_a_death() -> N
     async with opened(replicas) as stream:
         await anext(stream)
         await anext(stream)
-        replicas.streams[0].leave()
+        replicas.leave(0)
         await replicas.opens.wait()
         whole = asyncio.create_task(read_to_end(stream))
         await settle()
@@ -180,7 +179,7 @@ async def test_closing_a_stream_that_moves_leaves_nothing_open() -> None:
     replicas = Replicas(fates=[Fate(), Fate(waits_for=asyncio.Event())])
     async with opened(replicas) as stream:
         await anext(stream)
-        replicas.streams[0].leave()
+        replicas.leave(0)
         await replicas.opens.wait()
 
 
@@ -194,7 +193,7 @@ async def test_planned_moves_are_told_but_not_bounded() -> None:
         async with opened(replicas, replace(LIMITS, max_moves=1)) as stream:
             for _ in range(5):
                 await anext(stream)
-                replicas.streams[-1].leave()
+                replicas.leave(-1)
                 await settle()
             assert len((await read_to_end(stream)).token_ids) == 15
     finally:
@@ -206,11 +205,11 @@ async def test_planned_moves_are_told_but_not_bounded() -> None:
 async def test_the_trace_of_a_planned_move_names_its_reason() -> None:
     trace = TraceContext("00-1-2-01")
     replicas = Replicas()
-    backend = FailoverGenerationBackend(replicas, LIMITS)
-    stream = await backend.generate(replace(REQUEST, trace=trace))
+    backend = replicas.outlived(LIMITS)
+    stream = await backend.send(replace(REQUEST, trace=trace))
     async with asyncio.timeout(30), aclosing(stream):
         await anext(aiter(stream))
-        replicas.streams[0].leave()
+        replicas.leave(0)
         await settle()
     assert [each.trace for each in replicas.requests] == [
         trace,
@@ -222,10 +221,10 @@ async def test_only_some_streams_move_at_the_same_time() -> None:
     opens = asyncio.Event()
     num_streams = 20
     replicas = Replicas(fates=[Fate()] * num_streams + [Fate(waits_for=opens)] * num_streams)
-    backend = FailoverGenerationBackend(replicas, LIMITS)
-    streams = [await backend.generate(REQUEST) for _ in range(num_streams)]
+    backend = replicas.outlived(LIMITS)
+    streams = [await backend.send(REQUEST) for _ in range(num_streams)]
     for each in list(replicas.streams):
-        each.leave()
+        replicas.leave(replicas.streams.index(each))
     await settle()
     assert replicas.num_opening == 16
     opens.set()
@@ -254,7 +253,7 @@ async def test_a_lost_replica_is_left_even_if_it_was_about_to_end() -> None:
     replicas = Replicas(fates=[Fate(2), Fate(opening_error=ReplicaUnavailableError("gone"))])
     async with opened(replicas) as stream:
         await anext(stream)
-        replicas.streams[0].leave()
+        replicas.leave(0)
         await settle()
         assert (await read_to_end(stream)).token_ids == TOKEN_IDS[1:]
     assert [each.num_deaths for each in replicas.requests] == [0, 0, 0]

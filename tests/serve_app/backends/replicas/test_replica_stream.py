@@ -19,8 +19,9 @@ from deployments.contract.errors import (
 from deployments.contract.generation import Accepted, GenerationEvent, GenerationRequest, Started
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
-from serve_app.backends.replicas import generation, token_channels
-from serve_app.backends.replicas.generation import GenerationStream, HandleGenerationBackend
+from serve_app.backends.replicas import replica_stream, token_channels
+from serve_app.backends.replicas.backend import GenerationStream
+from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.replicas.lost import LostAfterStartError, ReplicaStoppedError
 from tests.deadline import in_time
 from tests.deployments.local_handle import local_backend
@@ -94,7 +95,7 @@ async def replica() -> AsyncIterator[Replica]:
 
 
 @pytest.fixture
-async def backend(replica: Replica) -> AsyncIterator[HandleGenerationBackend]:
+async def backend(replica: Replica) -> AsyncIterator[HandleBackend]:
     made = local_backend(replica)
     yield made
     await made.aclose()
@@ -106,10 +107,10 @@ async def rest_of(stream: GenerationStream) -> TextDelta:
 
 @in_time
 async def test_a_stream_ends_with_its_last_delta_and_its_call_is_read_to_its_end(
-    backend: HandleGenerationBackend, replica: Replica
+    backend: HandleBackend, replica: Replica
 ) -> None:
-    stream = await backend.generate(REQUEST)
-    assert stream.num_prompt_tokens == 3
+    stream = await backend.send(REQUEST)
+    assert stream.accepted.num_prompt_tokens == 3
     replica.gain(FIRST, LAST)
     assert await rest_of(stream) == TextDelta.join([FIRST, LAST])
     await replica.idle.wait()
@@ -118,24 +119,24 @@ async def test_a_stream_ends_with_its_last_delta_and_its_call_is_read_to_its_end
 
 @in_time
 async def test_a_stream_whose_reader_stops_early_is_cancelled(
-    backend: HandleGenerationBackend, replica: Replica
+    backend: HandleBackend, replica: Replica
 ) -> None:
-    stream = await backend.generate(REQUEST)
+    stream = await backend.send(REQUEST)
     replica.gain(FIRST)
     assert await anext(aiter(stream)) == [FIRST]
     await stream.aclose()
     await stream.aclose()
     await replica.idle.wait()
-    other = await backend.generate(REQUEST)
+    other = await backend.send(REQUEST)
     replica.gain(LAST)
     assert await rest_of(other) == LAST
 
 
 @in_time
 async def test_each_reader_gets_only_its_own_deltas(
-    backend: HandleGenerationBackend, replica: Replica
+    backend: HandleBackend, replica: Replica
 ) -> None:
-    streams = [await backend.generate(REQUEST) for _ in range(20)]
+    streams = [await backend.send(REQUEST) for _ in range(20)]
     for step in range(10):
         for number, outgoing in enumerate(replica.streams):
             outgoing.put(TextDelta((number,), f"{step}", LAST.finish_reason if step == 9 else None))
@@ -147,9 +148,9 @@ async def test_each_reader_gets_only_its_own_deltas(
 
 @in_time
 async def test_a_replica_that_is_lost_ends_its_streams_after_what_has_arrived(
-    backend: HandleGenerationBackend, replica: Replica
+    backend: HandleBackend, replica: Replica
 ) -> None:
-    stream = await backend.generate(REQUEST)
+    stream = await backend.send(REQUEST)
     replica.gain(FIRST)
     replica.channels.close()
     deltas = aiter(stream)
@@ -168,12 +169,12 @@ async def test_a_replica_that_is_lost_ends_its_streams_after_what_has_arrived(
 )
 @in_time
 async def test_a_stream_that_was_cut_gives_its_deltas_and_then_an_error(
-    backend: HandleGenerationBackend,
+    backend: HandleBackend,
     replica: Replica,
     last: TextDelta,
     raised: type[RaystreamError],
 ) -> None:
-    stream = await backend.generate(REQUEST)
+    stream = await backend.send(REQUEST)
     deltas = aiter(stream)
     replica.gain(FIRST, TextDelta((5,), "c"), last)
     found = await anext(deltas)
@@ -187,9 +188,9 @@ async def test_a_stream_that_was_cut_gives_its_deltas_and_then_an_error(
 
 @in_time
 async def test_a_failed_call_ends_its_stream_as_aborted(
-    backend: HandleGenerationBackend, replica: Replica
+    backend: HandleBackend, replica: Replica
 ) -> None:
-    stream = await backend.generate(REQUEST)
+    stream = await backend.send(REQUEST)
     replica.error = KeyError("a bug")
     replica.failing.set()
     with pytest.raises(GenerationAbortedError):
@@ -198,10 +199,10 @@ async def test_a_failed_call_ends_its_stream_as_aborted(
 
 @in_time
 async def test_a_call_that_ends_without_a_last_delta_does_not_hang(
-    backend: HandleGenerationBackend, replica: Replica, monkeypatch: pytest.MonkeyPatch
+    backend: HandleBackend, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation, "LAST_DELTA_TIMEOUT_S", 0.0)
-    stream = await backend.generate(REQUEST)
+    monkeypatch.setattr(replica_stream, "LAST_DELTA_TIMEOUT_S", 0.0)
+    stream = await backend.send(REQUEST)
     (outbox,) = replica.channels._outboxes.values()
     outbox.is_paused = True  # whatever the replica has to say is not sent
     replica.error = ActorDiedError()
@@ -212,21 +213,19 @@ async def test_a_call_that_ends_without_a_last_delta_does_not_hang(
 
 @in_time
 async def test_a_replica_whose_channel_cannot_be_reached_is_unavailable_and_its_call_cancelled(
-    backend: HandleGenerationBackend, replica: Replica
+    backend: HandleBackend, replica: Replica
 ) -> None:
     await replica.channels.address()
     replica.channels.close()
     with pytest.raises(LostAfterStartError):
-        await backend.generate(REQUEST)
+        await backend.send(REQUEST)
     await replica.idle.wait()
 
 
 @in_time
-async def test_a_suspect_begins_with_its_go_ahead(
-    backend: HandleGenerationBackend, replica: Replica
-) -> None:
+async def test_a_suspect_begins_with_its_go_ahead(backend: HandleBackend, replica: Replica) -> None:
     replica.is_suspicious = True
-    stream = await backend.generate(REQUEST)
+    stream = await backend.send(REQUEST)
     assert replica.num_begun == 1
     async with aclosing(stream):
         replica.gain(LAST)
@@ -235,13 +234,13 @@ async def test_a_suspect_begins_with_its_go_ahead(
 
 @in_time
 async def test_a_suspect_whose_replica_cannot_be_reached_has_not_begun(
-    backend: HandleGenerationBackend, replica: Replica
+    backend: HandleBackend, replica: Replica
 ) -> None:
     replica.is_suspicious = True
     await replica.channels.address()
     replica.channels.close()
     with pytest.raises(ReplicaUnavailableError) as caught:
-        await backend.generate(REQUEST)
+        await backend.send(REQUEST)
     assert not isinstance(caught.value, LostAfterStartError)
     await replica.idle.wait()
     assert replica.num_begun == 0
@@ -249,12 +248,12 @@ async def test_a_suspect_whose_replica_cannot_be_reached_has_not_begun(
 
 @in_time
 async def test_a_suspect_whose_replica_did_not_hear_its_go_ahead_in_time_has_not_begun(
-    backend: HandleGenerationBackend, replica: Replica, monkeypatch: pytest.MonkeyPatch
+    backend: HandleBackend, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(go_ahead, "TIMEOUT_S", 0.0)
     replica.is_suspicious = True
     with pytest.raises(ReplicaUnavailableError) as caught:
-        await backend.generate(REQUEST)
+        await backend.send(REQUEST)
     assert not isinstance(caught.value, LostAfterStartError)
     assert replica.num_begun == 0
 
@@ -262,7 +261,7 @@ async def test_a_suspect_whose_replica_did_not_hear_its_go_ahead_in_time_has_not
 @pytest.mark.parametrize("call_ends", [True, False], ids=["dies", "falls silent"])
 @in_time
 async def test_a_suspect_whose_replica_is_lost_after_the_go_ahead_has_begun(
-    backend: HandleGenerationBackend,
+    backend: HandleBackend,
     replica: Replica,
     monkeypatch: pytest.MonkeyPatch,
     call_ends: bool,
@@ -277,14 +276,14 @@ async def test_a_suspect_whose_replica_is_lost_after_the_go_ahead_has_begun(
     monkeypatch.setattr(replica, "begin", die)
     replica.is_suspicious = True
     with pytest.raises(LostAfterStartError):
-        await backend.generate(REQUEST)
+        await backend.send(REQUEST)
     await replica.idle.wait()  # its call was cancelled
     assert replica.num_begun == 1
 
 
 @in_time
 async def test_a_suspect_s_call_may_say_after_the_channel_how_its_replica_has_ended(
-    backend: HandleGenerationBackend, replica: Replica, monkeypatch: pytest.MonkeyPatch
+    backend: HandleBackend, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def stop() -> None:
         replica.channels.close()
@@ -295,14 +294,14 @@ async def test_a_suspect_s_call_may_say_after_the_channel_how_its_replica_has_en
     monkeypatch.setattr(replica, "begin", stop)
     replica.is_suspicious = True
     with pytest.raises(ReplicaStoppedError):
-        await backend.generate(REQUEST)
+        await backend.send(REQUEST)
 
 
 @in_time
 async def test_an_engine_that_fails_is_no_graceful_end(
-    backend: HandleGenerationBackend, replica: Replica
+    backend: HandleBackend, replica: Replica
 ) -> None:
-    stream = await backend.generate(REQUEST)
+    stream = await backend.send(REQUEST)
     replica.gain(TextDelta((), "", FinishReason.ABORT, "the engine has failed"))
     with pytest.raises(ReplicaUnavailableError):
         await rest_of(stream)

@@ -27,7 +27,8 @@ from deployments.contract.generation import (
 )
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.replicas.admission_queue import MAX_NUM_ASKING, AdmissionQueue
-from serve_app.backends.replicas.generation import HandleGenerationBackend
+from serve_app.backends.replicas.backend import DetokenizeRequest
+from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.replicas.offers import MAX_ATTEMPTS
 from serve_app.backends.replicas.prefix_memory import prefix_keys
 from tests.serve_app.backends.replicas.test_handles import (
@@ -47,9 +48,9 @@ REQUEST = GenerationRequest("r", "hi", SamplingParams())
 Item = list[GenerationEvent] | BaseException
 
 
-def backend(responses: object = None, answer: object = None) -> HandleGenerationBackend:
+def backend(responses: object = None, answer: object = None) -> HandleBackend:
     handle = FakeHandle(responses, answer)
-    return HandleGenerationBackend(cast("DeploymentHandle[Any]", handle))
+    return HandleBackend(cast("DeploymentHandle[Any]", handle))
 
 
 @pytest.mark.parametrize(("theirs", "ours"), ERRORS)
@@ -58,7 +59,7 @@ async def test_a_failed_opening_raises_our_error_and_cancels(
 ) -> None:
     responses = FakeResponses([theirs])
     with pytest.raises(ours) as caught:
-        await backend(responses).generate(REQUEST)
+        await backend(responses).send(REQUEST)
     assert type(caught.value) is ours
     assert "secret" not in str(caught.value)
     assert responses.is_cancelled
@@ -68,13 +69,13 @@ async def test_a_failed_opening_raises_our_error_and_cancels(
 async def test_message_and_param_of_an_error_reach_the_caller(theirs: Any) -> None:
     error = theirs(ContextLengthExceededError("too long", "messages"))
     with pytest.raises(ContextLengthExceededError) as caught:
-        await backend(FakeResponses([error])).generate(REQUEST)
+        await backend(FakeResponses([error])).send(REQUEST)
     assert (str(caught.value), caught.value.param) == ("too long", "messages")
 
 
 async def test_a_replica_that_ends_without_an_event_is_unavailable() -> None:
     with pytest.raises(ReplicaUnavailableError):
-        await backend(FakeResponses([])).generate(REQUEST)
+        await backend(FakeResponses([])).send(REQUEST)
 
 
 class FakeRouter:
@@ -110,18 +111,18 @@ async def has_room(listening: ChannelServer, replica_id: str) -> list[Item]:
     return [[Accepted(3, replica_id, channel=await listening.address())]]
 
 
-def routed(*answers: list[Item]) -> tuple[HandleGenerationBackend, FakeRouter]:
+def routed(*answers: list[Item]) -> tuple[HandleBackend, FakeRouter]:
     """Return a model with as many replicas, which answer in turn."""
     router = FakeRouter(*answers)
     handle = cast("DeploymentHandle[Any]", router)
-    return HandleGenerationBackend(handle, running(*map(str, range(len(answers))))), router
+    return HandleBackend(handle, running(*map(str, range(len(answers))))), router
 
 
 async def test_a_refusal_by_the_only_replica_is_raised_at_once_and_read_to_its_end() -> None:
     model, router = routed(full("a", 7))
     for num_calls in (1, 2, 3):
         with pytest.raises(OverloadedError, match="full") as caught:
-            await model.generate(REQUEST)
+            await model.send(REQUEST)
         assert caught.value.retry_after_s == 7
         assert len(router.calls) == num_calls
     assert all(call.is_exhausted and not call.is_cancelled for call in router.calls)
@@ -133,7 +134,7 @@ async def test_a_request_that_one_replica_refuses_is_offered_to_another(
     model, router = routed(await has_room(listening, "b"), full("a"))
     async with aclosing(model):
         for num_calls in (1, 3, 5):
-            async with aclosing(await model.generate(REQUEST)):
+            async with aclosing(await model.send(REQUEST)):
                 assert len(router.calls) == num_calls
     keys = [request.stream for request in router.requests]
     assert len(set(keys)) == len(keys), "each call has a stream of its own"
@@ -144,20 +145,20 @@ async def test_if_all_replicas_refuse_the_shortest_wait_is_reported_after_a_few_
         *(full(*each) for each in [("a", 9), ("b", 4), ("c", 6), ("d", 3), ("e", 8)])
     )
     with pytest.raises(OverloadedError) as caught:
-        await model.generate(REQUEST)
+        await model.send(REQUEST)
     assert caught.value.retry_after_s == 4
     assert len(router.calls) == MAX_ATTEMPTS
 
 
 async def test_tokens_and_text_come_from_the_replica() -> None:
     tokenized = TokenizedPrompt((1, 2))
-    assert await backend(answer=tokenized).tokenize(TokenizeRequest("hi")) == tokenized
-    assert await backend(answer="hi").detokenize((1, 2)) == "hi"
+    assert await backend(answer=tokenized).send(TokenizeRequest("hi")) == tokenized
+    assert await backend(answer="hi").send(DetokenizeRequest((1, 2))) == "hi"
 
 
 async def test_the_replica_s_refusal_of_a_prompt_or_of_tokens_is_raised() -> None:
     refusing = backend(answer=Refused(InvalidRequestError("no such token", "tokens"), "a"))
-    for call in (refusing.detokenize((999,)), refusing.tokenize(TokenizeRequest("hi"))):
+    for call in (refusing.send(DetokenizeRequest((999,))), refusing.send(TokenizeRequest("hi"))):
         with pytest.raises(InvalidRequestError, match="no such token") as caught:
             await call
         assert caught.value.param == "tokens"
@@ -170,10 +171,10 @@ async def test_a_client_s_fault_is_raised_as_the_replica_says_it_and_costs_no_pr
     model, router = routed(await has_room(listening, "a"), [[Refused(error, "a")]])
     request = replace(REQUEST, prompt="a prompt that is long enough to be remembered " * 99)
     async with aclosing(model):
-        async with aclosing(await model.generate(request)):
+        async with aclosing(await model.send(request)):
             pass
         with pytest.raises(ContextLengthExceededError, match="too long") as caught:
-            await model.generate(request)
+            await model.send(request)
         assert caught.value.param == "messages"
         assert model._running.prefixes.choose(prefix_keys(request), {"a": 0, "b": 0}) == "a"
     assert router.calls[1].is_exhausted
@@ -195,8 +196,8 @@ class LateRouter(FakeRouter):
 async def test_one_full_refusal_goes_to_all_queued_requests_with_its_reason() -> None:
     error = OverloadedError("full", None, 7, OverloadReason.TOKENS)
     router = LateRouter([[Refused(error, "a", is_full=True)]])
-    model = HandleGenerationBackend(cast("DeploymentHandle[Any]", router))
-    asked = [model.generate(REQUEST) for _ in range(5 * MAX_NUM_ASKING)]
+    model = HandleBackend(cast("DeploymentHandle[Any]", router))
+    asked = [model.send(REQUEST) for _ in range(5 * MAX_NUM_ASKING)]
     answers = await asyncio.gather(*asked, return_exceptions=True)
     refusals = [each for each in answers if isinstance(each, OverloadedError)]
     assert len(refusals) == len(answers)
@@ -216,7 +217,7 @@ async def test_an_admitted_request_and_a_suspect_skip_the_queue(
         replace(REQUEST, num_deaths=1),
     ]
     for request in skipping:
-        async with asyncio.timeout(30), aclosing(await model.generate(request)):
+        async with asyncio.timeout(30), aclosing(await model.send(request)):
             pass
     assert len(router.calls) == len(skipping)
     await model.aclose()
@@ -227,7 +228,7 @@ async def test_a_call_that_can_t_be_sent_leaves_nothing_behind() -> None:
         def remote(self, request: GenerationRequest) -> FakeResponses:
             raise RuntimeError("the router is closed")
 
-    model = HandleGenerationBackend(cast("DeploymentHandle[Any]", BrokenRouter([])))
+    model = HandleBackend(cast("DeploymentHandle[Any]", BrokenRouter([])))
     with pytest.raises(RuntimeError):
-        await model.generate(REQUEST)
+        await model.send(REQUEST)
     assert not model._channels._boxes

@@ -1,0 +1,191 @@
+"""A model behind a Ray Serve handle: each request is a call to a replica that the router picks.
+
+A request for a text or for rows is offered to several replicas while these refuse it (`offers`).
+A text's call is accepted or refused, and ends with its sequence; the deltas come through the
+channel to the replica (`token_channels`). A call is cancelled when its caller stops waiting.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+from deployments.contract.errors import InvalidRequestError, ReplicaUnavailableError
+from deployments.contract.gen_ai_spans import ModelSpans, end, recorded
+from deployments.contract.generation import (
+    Accepted,
+    GenerationEvent,
+    GenerationRequest,
+    Refused,
+    TokenizeRequest,
+)
+from deployments.contract.pooling import Pooled, PoolingEvent, PoolingRequest
+from serve_app.backends.replicas.admission_queue import AdmissionQueue
+from serve_app.backends.replicas.backend import (
+    DescribeRequest,
+    DetokenizeRequest,
+    PingRequest,
+    Request,
+)
+from serve_app.backends.replicas.handles import (
+    Handle,
+    Response,
+    Responses,
+    cancel,
+    first_answer,
+    read_to_end,
+    translated_errors,
+)
+from serve_app.backends.replicas.lost import LostAfterStartError
+from serve_app.backends.replicas.offers import raise_refusal, until_taken
+from serve_app.backends.replicas.prefix_memory import prefix_keys
+from serve_app.backends.replicas.replica_stream import ReplicaStream
+from serve_app.backends.replicas.running_replicas import RunningReplicas
+from serve_app.backends.replicas.token_channels import TokenChannels
+from serve_app.http.request_record import seconds_since_arrival
+
+
+class HandleBackend:
+    """A model behind a Ray Serve handle; see `Backend`. A stream ends with its replica."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        running: RunningReplicas | None = None,
+        spans: ModelSpans | None = None,
+    ) -> None:
+        """Wrap a model's handle.
+
+        Args:
+            handle: The model's.
+            running: Its replicas, as Serve's router knows them, which looks for prefixes there;
+                None: a request that is refused is offered to no other.
+            spans: Starts the spans of calls; None starts none.
+        """
+        self._handle = handle
+        # Made at once: with them Serve's router begins to say which replicas run.
+        self._generate = handle.options(method_name="generate", stream=True)
+        self._pool_suspect = handle.options(method_name="pool_suspect", stream=True)
+        self._running = RunningReplicas() if running is None else running
+        self._spans = spans
+        self._channels = TokenChannels()
+        self._queue = AdmissionQueue()
+
+    async def send(self, request: Request) -> Any:
+        """Ask a replica; see `Backend.send`.
+
+        Requests that belong to admitted work skip the queue. So do suspects: a replica answers them
+        when their turn has come, and others would wait behind them.
+        """
+        match request:
+            case GenerationRequest():
+                offer = partial(until_taken, partial(self._open, request), self._running)
+                skips = request.is_admitted or request.num_deaths
+                return await (offer() if skips else self._queue.run(offer))
+            case PoolingRequest():
+                return await until_taken(partial(self._pool, request), self._running)
+            case TokenizeRequest():
+                return await self._call("tokenize", request)
+            case DetokenizeRequest():
+                return await self._call("detokenize", request.token_ids)
+            case DescribeRequest():
+                return await self._call("describe")
+            case PingRequest():
+                return await self._call("ping")
+
+    async def aclose(self) -> None:
+        """Close the channels to all replicas; streams that are still open fail."""
+        await self._channels.aclose()
+
+    async def _call(self, method: str, *args: object) -> Any:
+        """Call a method of one replica and return its answer.
+
+        Raises:
+            RaystreamError: The replica has refused or failed; see `raise_refusal`.
+        """
+        response = cast("Response", getattr(self._handle, method).remote(*args))
+        try:
+            with translated_errors():
+                answer = await response
+        except BaseException:
+            cancel(response)
+            raise
+        raise_refusal(answer)
+        return answer
+
+    async def _open(self, request: GenerationRequest) -> ReplicaStream:
+        """Return the stream that a replica has accepted.
+
+        Raises:
+            InvalidRequestError: The client has to fix the request.
+            OverloadedError: The replica is full.
+            ModelChangedError: The replica is of another version than the request needs.
+            LostAfterStartError: The replica was lost after it had begun with the request.
+            RaystreamError: See `first_answer`.
+        """
+        span = None if self._spans is None else self._spans.of_text(request)
+        box = self._channels.open()
+        try:
+            sent = replace(
+                request,
+                stream=box.key,
+                elapsed_s=seconds_since_arrival(),
+                trace=None if span is None else span.context,
+            )
+            call = self._generate.remote(sent)
+            responses = cast("Responses[GenerationEvent]", call)
+            first = await first_answer(responses, self._channels)
+            assert isinstance(first, Accepted | Refused), f"got a {type(first).__name__}"
+            self._remember(request, first)
+            raise_refusal(first)
+        except BaseException as error:
+            self._channels.close(box)
+            end(span, error)
+            raise
+        assert isinstance(first, Accepted), "a refusal is raised"
+        if span is not None:
+            span.accepted(first.num_prompt_tokens, first.replica_id)
+        stream = ReplicaStream(responses, first, box, self._channels, span)
+        try:
+            assert first.channel is not None, "a replica says where it listens"
+            await self._channels.connect(box, first.channel)
+        except BaseException as error:
+            end(span, error)
+            await stream.aclose()
+            if isinstance(error, ReplicaUnavailableError):
+                raise LostAfterStartError(*error.args) from error
+            raise
+        return stream
+
+    def _remember(self, request: GenerationRequest, answer: Accepted | Refused) -> None:
+        """Note for Serve's router where the prompt's keys and values will lie."""
+        if isinstance(answer, Refused) and isinstance(answer.error, InvalidRequestError):
+            return  # it says nothing about the replica
+        prefixes = self._running.prefixes
+        note = prefixes.note if isinstance(answer, Accepted) else prefixes.forget
+        note(prefix_keys(request), answer.replica_id)
+
+    async def _pool(self, request: PoolingRequest) -> Any:
+        """Return the row of each text, in order."""
+        span = None if self._spans is None else self._spans.of_texts(request)
+        with recorded(span):
+            sent = replace(
+                request,
+                elapsed_s=seconds_since_arrival(),
+                trace=None if span is None else span.context,
+            )
+            answer = await (
+                self._ask_suspect(sent) if sent.num_deaths else self._call("pool", sent)
+            )
+            assert isinstance(answer, Pooled), f"got a {type(answer).__name__}"
+            if span is not None:
+                num_tokens = sum(each.num_tokens for each in answer.texts)
+                span.accepted(num_tokens, answer.replica_id)
+            return answer.texts
+
+    async def _ask_suspect(self, request: PoolingRequest) -> PoolingEvent:
+        call = self._pool_suspect.remote(request)
+        responses = cast("Responses[PoolingEvent]", call)
+        answer = await first_answer(responses, self._channels)
+        await read_to_end(responses)
+        raise_refusal(answer)
+        return answer
