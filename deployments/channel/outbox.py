@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from deployments.contract.output import FinishReason, TextDelta
-from deployments.contract.wire import Entry, encode_message
+from deployments.contract.wire import MIN_INTERVAL_S, Entry, encode_message
 
 MAX_WEIGHT: Final = 1024
 """The most deltas in one message. After each message the outbox looks again whether the ingress
@@ -20,8 +20,6 @@ keeps up; a step of the engine seldom has more."""
 
 ENTRIES_PER_WEIGHT: Final = 256
 """Log-probabilities of a prompt that count as one more delta: 3 KiB and the bytes of the tokens."""
-
-MIN_INTERVAL_S: Final = 0.01
 
 ABORTED: Final = TextDelta((), "", FinishReason.ABORT)
 

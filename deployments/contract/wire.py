@@ -40,6 +40,10 @@ MAX_MESSAGE_BYTES: Final = 64 * 2**20
 MAX_SILENCE_S: Final = 5.0
 """A replica that sends nothing for so long is taken for lost; it sends something every second."""
 
+MIN_INTERVAL_S: Final = 0.01
+"""Least time between two messages, and between two events of a stream but for its first and last: a
+hundred a second are more than a reader or a screen can take in."""
+
 _LENGTH_BYTES: Final = 4
 _UNICODE_ERRORS: Final = "surrogatepass"
 

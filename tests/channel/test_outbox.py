@@ -3,7 +3,13 @@ import pytest
 from deployments.channel import outbox as module
 from deployments.channel.outbox import Outbox
 from deployments.contract.output import FinishReason, PromptLogprobs, TextDelta
-from deployments.contract.wire import MAX_MESSAGE_BYTES, Entry, FrameReader, decode_message
+from deployments.contract.wire import (
+    MAX_MESSAGE_BYTES,
+    MIN_INTERVAL_S,
+    Entry,
+    FrameReader,
+    decode_message,
+)
 from tests.stopped_clock import Clock, settle
 
 LAST = TextDelta((9,), "!", FinishReason.STOP)
@@ -73,7 +79,7 @@ async def test_between_first_and_last_there_is_one_message_for_each_interval(
         one.put(gain(step))
         outbox.flush()
         await settle()
-        advance(module.MIN_INTERVAL_S / 4)
+        advance(MIN_INTERVAL_S / 4)
     assert [delta.token_ids for message in ingress.messages for _, delta in message] == [
         (0,),
         *(tuple(range(step, step + 4)) for step in range(1, 41, 4)),
@@ -88,7 +94,7 @@ async def test_what_no_step_follows_leaves_when_it_is_due(advance: Clock) -> Non
     for step in range(2):
         one.put(gain(step))
         outbox.flush()
-    advance(2 * module.MIN_INTERVAL_S)
+    advance(2 * MIN_INTERVAL_S)
     await settle()
     assert ingress.messages == [[(1, gain(0))], [(1, gain(1))]]
 

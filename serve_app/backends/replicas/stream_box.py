@@ -12,9 +12,7 @@ from typing import Final
 
 from deployments.contract.generation import StreamKey
 from deployments.contract.output import TextDelta
-
-MIN_INTERVAL_S: Final = 0.01
-"""A hundred events a second are more than a reader or a screen can take in."""
+from deployments.contract.wire import MIN_INTERVAL_S
 
 MAX_SHARE: Final = 0.5
 """The share of the event loop's time that readers of running streams may take."""
