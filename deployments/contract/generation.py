@@ -14,11 +14,11 @@ from deployments.contract.reasoning_format import PromptReasoning
 from deployments.contract.sampling_params import SamplingParams
 from deployments.contract.tracing import TraceContext
 
-TRIAL_TOKENS: Final = 1
+PROBATION_TOKENS: Final = 1
 """Tokens that a suspect must gain on probation: encoding and prefill are where a request kills a
 replica."""
 
-TRIAL_TOKENS_AGAIN: Final = 32
+PROBATION_TOKENS_AGAIN: Final = 32
 """Tokens that it must gain after a second death: it may need some tokens to kill a replica."""
 
 
@@ -217,6 +217,6 @@ class TokenizedPrompt:
     strings: tuple[str, ...] | None = field(default=None, repr=False)
 
 
-def num_tokens_of_trial(num_deaths: int) -> int:
-    """Return how many tokens a request must gain in its trial, by its number of deaths."""
-    return (0, TRIAL_TOKENS, TRIAL_TOKENS_AGAIN)[min(num_deaths, 2)]
+def num_tokens_of_probation(num_deaths: int) -> int:
+    """Return how many tokens a request must gain on probation, by its number of deaths."""
+    return (0, PROBATION_TOKENS, PROBATION_TOKENS_AGAIN)[min(num_deaths, 2)]

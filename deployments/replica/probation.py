@@ -10,7 +10,7 @@ Runs on a replica's event loop; it knows neither Ray nor the engine.
 import asyncio
 from typing import Self
 
-from deployments.contract.generation import num_tokens_of_trial
+from deployments.contract.generation import num_tokens_of_probation
 
 
 class Probation:
@@ -33,7 +33,7 @@ class Probation:
         """
         self.is_on = False
         self._lock = lock
-        self._num_tokens_left = num_tokens_of_trial(num_deaths)
+        self._num_tokens_left = num_tokens_of_probation(num_deaths)
 
     async def __aenter__(self) -> Self:
         """Wait for a suspect's turn."""

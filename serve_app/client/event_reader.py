@@ -1,6 +1,6 @@
 """Reads Server-Sent Events, comments included, from bytes that arrive in pieces of any size.
 
-Comments tell what a stream waits for (`serve_app.http.notice`); other readers drop them.
+Comments tell what a stream waits for (`serve_app.http.stream_notices`); other readers drop them.
 
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 """

@@ -25,8 +25,8 @@ from serve_app.api.openai.answer_schema import AnswerFields
 from serve_app.backends.streams.choices import Choices
 from serve_app.clock import Clock
 from serve_app.config import MAX_NUM_CHOICES
-from serve_app.http.notice import NOTICE_INTERVAL_S, resuming
 from serve_app.http.request_record import RequestRecord, current_record
+from serve_app.http.stream_notices import NOTICE_INTERVAL_S, resuming
 from serve_app.streaming.event_id import (
     DIGEST_BYTES,
     LAST_EVENT_ID,

@@ -22,8 +22,8 @@ from serve_app.backends.models.single_flight import SingleFlight
 from serve_app.backends.replicas.backend import Backend, DescribeRequest, PingRequest, Request
 from serve_app.backends.replicas.lost import NoReplicaError
 from serve_app.backends.replicas.running_replicas import RunningReplicas
-from serve_app.http.notice import NOTICE_INTERVAL_S, loading
 from serve_app.http.request_record import current_record
+from serve_app.http.stream_notices import NOTICE_INTERVAL_S, loading
 
 logger = logging.getLogger(__name__)
 

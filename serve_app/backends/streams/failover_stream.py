@@ -27,7 +27,7 @@ from serve_app.backends.replicas.backend import Backend, GenerationStream
 from serve_app.backends.replicas.departures import Departures
 from serve_app.backends.replicas.lost import NoReplicaError, ReplicaStoppedError
 from serve_app.backends.streams.losses import LOST, FailoverLimits, Losses
-from serve_app.http.notice import Notice
+from serve_app.http.stream_notices import Notice
 
 
 class FailoverStream:

@@ -25,9 +25,9 @@ from deployments.contract.errors import (
     ReplicaUnavailableError,
 )
 from deployments.contract.generation import (
-    TRIAL_TOKENS_AGAIN,
+    PROBATION_TOKENS_AGAIN,
     GenerationRequest,
-    num_tokens_of_trial,
+    num_tokens_of_probation,
 )
 from deployments.contract.pooling import PoolingRequest
 from serve_app.backends.replicas.lost import (
@@ -37,8 +37,8 @@ from serve_app.backends.replicas.lost import (
     ReplicaStoppedError,
     ended_by_start,
 )
-from serve_app.http.notice import NOTICE_INTERVAL_S, Notice
 from serve_app.http.request_record import MoveReason, RequestRecord, current_record
+from serve_app.http.stream_notices import NOTICE_INTERVAL_S, Notice
 
 T = TypeVar("T")
 RequestT = TypeVar("RequestT", GenerationRequest, PoolingRequest)
@@ -173,12 +173,12 @@ class Losses:
         if not is_death or not (has_started or self._num_deaths == 0):
             return
         suspected = self.num_deaths
-        if suspected and num_gained < num_tokens_of_trial(suspected):
+        if suspected and num_gained < num_tokens_of_probation(suspected):
             raise self._blame(
                 f"{self._num_deaths + 1} replicas of the model died while they ran this request, "
                 "so it is not sent to another. Change it before you send it again."
             ) from error
-        self._num_deaths = 1 if num_gained >= TRIAL_TOKENS_AGAIN else self._num_deaths + 1
+        self._num_deaths = 1 if num_gained >= PROBATION_TOKENS_AGAIN else self._num_deaths + 1
         self._has_tokens = self._has_tokens or num_gained > 0
 
     async def until_taken(self, call: Callable[[], Awaitable[T]]) -> T:

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from deployments.contract.generation import TRIAL_TOKENS_AGAIN
+from deployments.contract.generation import PROBATION_TOKENS_AGAIN
 from deployments.replica.probation import Probation
 from tests.stopped_clock import settle
 
@@ -24,7 +24,7 @@ async def test_a_request_that_is_no_suspect_waits_for_nobody() -> None:
         assert suspect.is_on
 
 
-@pytest.mark.parametrize(("num_deaths", "num_tokens"), [(1, 1), (2, TRIAL_TOKENS_AGAIN)])
+@pytest.mark.parametrize(("num_deaths", "num_tokens"), [(1, 1), (2, PROBATION_TOKENS_AGAIN)])
 async def test_a_suspect_lets_the_next_begin_once_it_has_its_tokens(
     num_deaths: int, num_tokens: int
 ) -> None:

@@ -4,8 +4,8 @@ from collections.abc import AsyncGenerator
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.http.notice import Notice
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
+from serve_app.http.stream_notices import Notice
 from serve_app.streaming.event_stream import EventStreamResponse
 from serve_app.streaming.sse import DONE, PING, LastEvent, encode_event
 from tests.serve_app.asgi_call import AsgiCall

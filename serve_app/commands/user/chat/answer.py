@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from serve_app.client.chat_client import Delta, Notice, Usage
-from serve_app.http import notice
+from serve_app.http import stream_notices
 
 
 class Screen(Protocol):
@@ -52,7 +52,7 @@ class Answer:
         async with aclosing(stream):
             async for each in stream:
                 if isinstance(each, Notice):
-                    self.num_moves += each.text == notice.Notice.MOVED
+                    self.num_moves += each.text == stream_notices.Notice.MOVED
                     screen.notice(each.text)
                 else:
                     self._gain(each, screen)

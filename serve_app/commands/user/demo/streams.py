@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from serve_app.client.chat_client import Delta, Notice, Usage
 from serve_app.commands.user.demo.server import MODEL
-from serve_app.http import notice
+from serve_app.http import stream_notices
 
 NUM_TOKENS: Final = 1900
 """Of each answer, unless its schema ends it: some seconds on a laptop. The model takes 2048."""
@@ -127,7 +127,7 @@ class DemoStream:
             async for each in stream:
                 if isinstance(each, Delta):
                     self._gain(each)
-                elif each.text == notice.Notice.MOVED:
+                elif each.text == stream_notices.Notice.MOVED:
                     self._has_moved = True
 
     def _gain(self, delta: Delta) -> None:

@@ -19,7 +19,7 @@ from deployments.contract.errors import (
     StallTimeoutError,
 )
 from deployments.contract.generation import (
-    TRIAL_TOKENS_AGAIN,
+    PROBATION_TOKENS_AGAIN,
     GenerationRequest,
     RequestGroup,
     TokenizeRequest,
@@ -38,8 +38,8 @@ from serve_app.backends.streams.deadlines import Deadlines
 from serve_app.backends.streams.failover import Failover
 from serve_app.backends.streams.losses import FailoverLimits
 from serve_app.config import LimitsConfig
-from serve_app.http.notice import Notice
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
+from serve_app.http.stream_notices import Notice
 from tests.serve_app.backends.fake_replicas import GONE, Classifiers, Fate, Replicas
 from tests.serve_app.read_stream import read_to_end
 from tests.stopped_clock import Clock, settle
@@ -288,7 +288,7 @@ async def test_a_text_that_has_begun_is_a_suspect_only_from_its_second_death_on(
     assert [request.num_deaths for request in replicas.requests] == [0, 0, 2]
 
 
-@pytest.mark.parametrize("num_tokens", [0, TRIAL_TOKENS_AGAIN - 1])
+@pytest.mark.parametrize("num_tokens", [0, PROBATION_TOKENS_AGAIN - 1])
 async def test_a_text_that_kills_a_third_replica_in_its_trial_fails(num_tokens: int) -> None:
     replicas = Replicas(200, [Fate(40), Fate(1), Fate(num_tokens)])
     stream = await model(replicas).send(REQUEST)
@@ -298,7 +298,7 @@ async def test_a_text_that_kills_a_third_replica_in_its_trial_fails(num_tokens: 
 
 
 async def test_a_text_that_has_passed_its_trial_is_no_suspect() -> None:
-    replicas = Replicas(200, [Fate(1), Fate(1), *[Fate(TRIAL_TOKENS_AGAIN)] * 4])
+    replicas = Replicas(200, [Fate(1), Fate(1), *[Fate(PROBATION_TOKENS_AGAIN)] * 4])
     await answer(replicas)
     assert [request.num_deaths for request in replicas.requests] == [0, 0, 2, 0, 0, 0, 0]
 

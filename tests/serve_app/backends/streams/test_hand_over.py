@@ -19,8 +19,8 @@ from deployments.contract.tracing import TraceContext
 from serve_app.backends.replicas.lost import ReplicaStoppedError
 from serve_app.backends.streams.failover_stream import FailoverStream
 from serve_app.backends.streams.losses import FailoverLimits
-from serve_app.http.notice import Notice
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
+from serve_app.http.stream_notices import Notice
 from tests.serve_app.backends.fake_replicas import GONE, Fate, Replicas
 from tests.serve_app.read_stream import read_to_end
 from tests.stopped_clock import settle
