@@ -56,7 +56,6 @@ from deployments.generator.engine_queue import Permit
 from deployments.generator.fingerprint import content_digest, model_folder, system_fingerprint
 from deployments.generator.placed_engine import PlacedEngine, place_engine
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
-from deployments.plan.replica_plan import ReplicaPlan
 from deployments.plan.replica_report import WorkCounts
 from deployments.replica.metrics import GeneratorMetrics, StreamClock
 from deployments.replica.model_replica import ModelReplica
@@ -84,8 +83,9 @@ class TextGenerator(ModelReplica):
     """Generates text with one model."""
 
     _table = GENERATOR
+    _placed: PlacedEngine
 
-    def _start(self) -> PlacedEngine:
+    def _start(self) -> None:
         self._engine = AsyncEngine(self._place, self._observe)
         digest = self._digest_folder()
         self._engine.start()
@@ -113,7 +113,6 @@ class TextGenerator(ModelReplica):
             self._spec, loaded, self.plan.sizes.max_model_len, self._encoder, fingerprint
         )
         self._description = replace(described, footprint=self._footprint)
-        return self._placed
 
     def _digest_folder(self) -> Future[str] | None:
         """Read a folder's files while they are loaded; a hub's are named by their content."""
@@ -155,11 +154,6 @@ class TextGenerator(ModelReplica):
             stats.num_prompt_tokens,
             stats.num_cached_tokens,
         )
-
-    @property
-    def plan(self) -> ReplicaPlan:
-        """The sizes of the replica, and how its share of the device is divided."""
-        return self._placed.plan
 
     async def describe(self) -> ModelDescription:
         """Return the description of this replica's model."""

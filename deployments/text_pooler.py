@@ -95,8 +95,9 @@ class TextPooler(ModelReplica):
     """Answers texts with one model: scores of labels, or vectors."""
 
     _table = POOLER
+    _placed: PlacedPooler
 
-    def _start(self) -> PlacedPooler:
+    def _start(self) -> None:
         spec = self._spec
         config = load_config(spec.source, revision=spec.entry.revision)
         self._plan = plan_share(spec, config, self._device, is_pooler=True)
@@ -116,7 +117,6 @@ class TextPooler(ModelReplica):
         self._metrics = PoolerMetrics(self._store, spec.id)
         self._suspects = asyncio.Lock()
         self._description = replace(describe_model(spec, loaded), footprint=self._footprint)
-        return self._placed
 
     def _place(self) -> PoolingModel:
         """Make the model; runs on the worker's thread."""
@@ -154,11 +154,6 @@ class TextPooler(ModelReplica):
             recent=self._was_used,
             waiting_tokens=self._queue.num_waiting_tokens,
         )
-
-    @property
-    def plan(self) -> ReplicaPlan:
-        """The sizes of the replica, and how its share of the device is divided."""
-        return self._placed.plan
 
     @property
     def _work(self) -> WorkCounts:

@@ -75,6 +75,11 @@ class PlacedModel(Protocol):
     """A model on its share of a device, ready to run."""
 
     @property
+    def plan(self) -> ReplicaPlan:
+        """The sizes of the replica, and how its share of the device is divided."""
+        ...
+
+    @property
     def num_threads(self) -> int:
         """The number of compute threads."""
         ...
@@ -92,6 +97,8 @@ class ModelReplica:
     says how it is in `_check_health` and `_is_dead`.
     """
 
+    _placed: PlacedModel
+    """Set by `_start`."""
     _fingerprint: str | None = None
     _refused_user_config: str | None = None
     """Why the last `user_config` was refused; None if it applies."""
@@ -138,7 +145,7 @@ class ModelReplica:
             self._device = open_device(spec)
             self._monitor = _monitor_of(spec, self._device, MemoryMetrics(self._store, spec.id))
             self._monitor.start()
-            placed = self._start()
+            self._start()
         except Exception as error:  # noqa: BLE001 - raised again
             self._log("can't start", error)
             raise _to_raise(error).with_traceback(None) from None
@@ -152,8 +159,8 @@ class ModelReplica:
             self._phases,
             self._device.name,
             spec.device_share,
-            placed.num_threads,
-            placed.summary,
+            self._placed.num_threads,
+            self._placed.summary,
         )
         self._ready_unix_s = time.time()
         self._store.gauge(STARTED.name, spec.id).set(self._ready_unix_s)
@@ -234,7 +241,7 @@ class ModelReplica:
     @property
     def plan(self) -> ReplicaPlan:
         """The sizes of the replica, and how its share of the device is divided."""
-        raise NotImplementedError
+        return self._placed.plan
 
     @property
     def _footprint(self) -> Footprint:
@@ -252,8 +259,8 @@ class ModelReplica:
         """What the replica does and has done."""
         raise NotImplementedError
 
-    def _start(self) -> PlacedModel:
-        """Load the model, start the threads that run it, and return it."""
+    def _start(self) -> None:
+        """Load the model, and start the threads that run it."""
         raise NotImplementedError
 
     def _stop(self) -> None:

@@ -26,6 +26,7 @@ PLAN = plan_replica(spec("m"), shape_of("qwen2.5-7b-instruct"), DeviceMemory(48 
 
 @dataclass(frozen=True)
 class FakeModel:
+    plan: ReplicaPlan = PLAN
     num_threads: int = 3
     summary: str = "a fake model"
 
@@ -47,16 +48,12 @@ class Replica(ModelReplica):
         return self.is_dead
 
     @property
-    def plan(self) -> ReplicaPlan:
-        return PLAN
-
-    @property
     def _work(self) -> WorkCounts:
         return WorkCounts(1, 2)
 
-    def _start(self) -> FakeModel:
+    def _start(self) -> None:
         self.num_starts += 1
-        return FakeModel()
+        self._placed = FakeModel()
 
     def _stop(self) -> None:
         self.num_stops += 1

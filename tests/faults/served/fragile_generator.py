@@ -21,7 +21,6 @@ from deployments.contract.generation import GenerationEvent, GenerationRequest
 from deployments.contract.output import TextDelta
 from deployments.engine.engine import Engine
 from deployments.engine.invariants import InvariantError
-from deployments.generator.placed_engine import PlacedEngine
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from deployments.text_generator import TextGenerator
 from tests.faults.served.replicas import FOLDER, RELEASED
@@ -47,17 +46,16 @@ class FragileGenerator(TextGenerator):
     - `broken/PROCESS_ID` holds the invariant that its engine has broken.
     """
 
-    def _start(self) -> PlacedEngine:
+    def _start(self) -> None:
         self._folder = Path(os.environ[FOLDER])
         self._num_resumed: dict[str, int] = {}
-        placed = super()._start()
-        loaded = placed.loaded
+        super()._start()
+        loaded = self._placed.loaded
         self._encoder = FragileEncoder(
             loaded.tokenizer, loaded.processor, self._spec.entry.reasoning_parser
         )
         self._is_over = threading.Event()
         threading.Thread(target=self._report, name="report", daemon=True).start()
-        return placed
 
     def _stop(self) -> None:
         self._is_over.set()
