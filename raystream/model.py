@@ -8,7 +8,7 @@ read by the same classes, and whole answers are the API's own.
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,15 +33,12 @@ from serve_app.api.completions.routes import OpenCompletion
 from serve_app.api.completions.schema import Completion, CompletionRequest
 from serve_app.api.embeddings.routes import EmbeddedTexts
 from serve_app.api.embeddings.schema import EmbeddingsBody
+from serve_app.api.intake.chunked_answer import ChunkedAnswer
 from serve_app.api.intake.context import ApiContext
 from serve_app.api.openai.logprobs import ChoiceLogprobs, CompletionLogprobs
-from serve_app.api.openai.resumption import ChoiceFramer
 from serve_app.api.openai.usage import Usage, UsageTally
-from serve_app.api.reasoning.separation import Separation
-from serve_app.backends.streams.choices import Choices
 
 AnswerT = TypeVar("AnswerT")
-AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 
 Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 """One text or several, or their token ids."""
@@ -91,28 +88,6 @@ class Delta:
         )
 
 
-class OpenAnswer(Protocol[AnswerT_co]):
-    """The answers to a request, whose streams are open; see `OpenChat`."""
-
-    @property
-    def choices(self) -> Choices:
-        """The streams."""
-        ...
-
-    @property
-    def reasoning(self) -> Separation | None:
-        """How reasoning is separated; None if it is not."""
-        ...
-
-    def framer(self) -> ChoiceFramer:
-        """Return what makes the choices of a stream's chunks."""
-        ...
-
-    async def whole(self) -> AnswerT_co:
-        """Read the streams to their end, and return the whole answer."""
-        ...
-
-
 class Generation(Generic[AnswerT]):
     """A text that a model is asked for: `async for` streams its deltas, `await` returns all of it.
 
@@ -122,7 +97,7 @@ class Generation(Generic[AnswerT]):
 
     def __init__(
         self,
-        open_answer: Callable[[ApiContext, bool, str], Awaitable[OpenAnswer[AnswerT]]],
+        open_answer: Callable[[ApiContext, bool, str], Awaitable[ChunkedAnswer[AnswerT]]],
         reach: Callable[[], AbstractAsyncContextManager[ApiContext]],
     ) -> None:
         """Prepare a request.

@@ -1,24 +1,19 @@
 """`POST /v1/chat/completions`: OpenAI's chat completions, streamed or whole."""
 
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Final, Self
 
 from fastapi import APIRouter, Request, Response
 
 from serve_app.api.chat.answer import ChatFramer, whole_answer
 from serve_app.api.chat.schema import ChatChunk, ChatCompletion, ChatRequest
+from serve_app.api.intake.chunked_answer import ChunkedAnswer, answered
 from serve_app.api.intake.context import ApiContext
 from serve_app.api.intake.open_answer import open_answer
-from serve_app.api.openai.answer_stream import AnswerHead, ChunkWriter, answer_events
-from serve_app.api.openai.resumption import Resumable
-from serve_app.api.reasoning.separation import Separation
+from serve_app.api.openai.answer_stream import AnswerHead
 from serve_app.api.tools.offer import ToolOffer
-from serve_app.backends.streams.choices import Choices
 from serve_app.http.json_route import JsonRoute
-from serve_app.http.request_id import request_id_of
 from serve_app.http.route_docs import event_stream
-from serve_app.streaming.event_stream import EventStreamResponse
 
 _EXAMPLE: Final = (
     'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"pydoc-chat",'
@@ -28,21 +23,15 @@ _EXAMPLE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class OpenChat:
-    """The answers to a conversation, whose streams are open.
+class OpenChat(ChunkedAnswer[ChatCompletion]):
+    """The answers to a conversation.
 
     Attributes:
-        head: The fields of the answer, and of all its chunks.
-        choices: The streams.
         offer: The functions that the model may call.
-        reasoning: How reasoning is separated; None if it is not.
         num_prompt_logprobs: See `whole_answer`.
     """
 
-    head: AnswerHead
-    choices: Choices
     offer: ToolOffer
-    reasoning: Separation | None
     num_prompt_logprobs: int | None
 
     @classmethod
@@ -56,7 +45,7 @@ class OpenChat:
         head = AnswerHead.begin(
             f"chatcmpl-{request_id}", opened.model.description.id, opened.choices, context.clock
         )
-        return cls(head, opened.choices, opened.offer, opened.reasoning, body.prompt_logprobs)
+        return cls(head, opened.choices, opened.reasoning, opened.offer, body.prompt_logprobs)
 
     def framer(self) -> ChatFramer:
         """Return what makes the choices of a stream's chunks."""
@@ -97,25 +86,4 @@ class ChatApi:
 
         With the id of an event in Last-Event-ID, send only what follows that event.
         """
-        resumable = Resumable.of(body, body.num_choices, request.headers, self._context.clock)
-        if resumable is not None and resumable.is_done:
-            return Response(status_code=HTTPStatus.NO_CONTENT)
-        return await self._context.answer(
-            body.model, lambda: self._answer(body, request, resumable), streams=bool(body.stream)
-        )
-
-    async def _answer(
-        self, body: ChatRequest, request: Request, resumable: Resumable | None
-    ) -> ChatCompletion | EventStreamResponse:
-        context = self._context
-        seeded = body if resumable is None else resumable.seeded(body)
-        opened = await OpenChat.of(context, seeded, request_id_of(request))
-        resumed = None if resumable is None else await resumable.begin(opened.choices)
-        if not body.stream:
-            return await opened.whole()
-        choices, reasoning = opened.choices, opened.reasoning
-        writer = ChunkWriter(
-            opened.head, "chat.completion.chunk", body.stream_options, choices, reasoning
-        )
-        events = answer_events(choices, opened.framer(), writer, resumed)
-        return EventStreamResponse(events, choices, sleep=context.clock.sleep)
+        return await answered(self._context, body, request, "chat.completion.chunk", OpenChat.of)

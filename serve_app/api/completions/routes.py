@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Final, Self
 
 from fastapi import APIRouter, Request, Response
@@ -12,17 +11,15 @@ from deployments.contract.errors import InvalidRequestError
 from deployments.contract.sampling_params import MAX_NUM_PROMPT_LOGPROBS
 from serve_app.api.completions.answer import CompletionFramer, whole_answer
 from serve_app.api.completions.schema import Completion, CompletionChunk, CompletionRequest
+from serve_app.api.intake.chunked_answer import ChunkedAnswer, answered
 from serve_app.api.intake.context import ApiContext
 from serve_app.api.intake.open_answer import open_answer
-from serve_app.api.openai.answer_stream import AnswerHead, ChunkWriter, answer_events
-from serve_app.api.openai.resumption import Resumable
+from serve_app.api.openai.answer_stream import AnswerHead
 from serve_app.backends.models.catalog import ServedModel
 from serve_app.backends.replicas.backend import DetokenizeRequest
 from serve_app.backends.streams.choices import Choices
 from serve_app.http.json_route import JsonRoute
-from serve_app.http.request_id import request_id_of
 from serve_app.http.route_docs import event_stream
-from serve_app.streaming.event_stream import EventStreamResponse
 
 _EXAMPLE: Final = (
     'data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"pydoc-chat",'
@@ -32,22 +29,16 @@ _EXAMPLE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class OpenCompletion:
-    """The continuations of one text or several, whose streams are open.
+class OpenCompletion(ChunkedAnswer[Completion]):
+    """The continuations of one text or several; reasoning is separated only in chat.
 
     Attributes:
-        head: The fields of the answer, and of all its chunks.
-        choices: The streams.
         body: What is asked for.
         echoes: The prompts' texts, if the request asks to repeat them.
-        reasoning: None: reasoning is separated only in chat.
     """
 
-    head: AnswerHead
-    choices: Choices
     body: CompletionRequest
     echoes: list[str] | None
-    reasoning: None = None
 
     @classmethod
     async def of(cls, context: ApiContext, body: CompletionRequest, request_id: str) -> Self:
@@ -65,7 +56,7 @@ class OpenCompletion:
             await choices.aclose()
             raise
         head = AnswerHead.begin(f"cmpl-{request_id}", model.description.id, choices, context.clock)
-        return cls(head, choices, body, echoes)
+        return cls(head, choices, None, body, echoes)
 
     def framer(self) -> CompletionFramer:
         """Return what makes the choices of a stream's chunks."""
@@ -106,27 +97,7 @@ class CompletionsApi:
 
         With the id of an event in Last-Event-ID, send only what follows that event.
         """
-        num_answers = len(body.prompts) * body.num_choices
-        resumable = Resumable.of(body, num_answers, request.headers, self._context.clock)
-        if resumable is not None and resumable.is_done:
-            return Response(status_code=HTTPStatus.NO_CONTENT)
-        return await self._context.answer(
-            body.model, lambda: self._answer(body, request, resumable), streams=bool(body.stream)
-        )
-
-    async def _answer(
-        self, body: CompletionRequest, request: Request, resumable: Resumable | None
-    ) -> Completion | EventStreamResponse:
-        context = self._context
-        seeded = body if resumable is None else resumable.seeded(body)
-        opened = await OpenCompletion.of(context, seeded, request_id_of(request))
-        resumed = None if resumable is None else await resumable.begin(opened.choices)
-        if not body.stream:
-            return await opened.whole()
-        choices = opened.choices
-        writer = ChunkWriter(opened.head, "text_completion", body.stream_options, choices)
-        events = answer_events(choices, opened.framer(), writer, resumed)
-        return EventStreamResponse(events, choices, sleep=context.clock.sleep)
+        return await answered(self._context, body, request, "text_completion", OpenCompletion.of)
 
 
 def _check_prompt_logprobs(choices: Choices, fields: CompletionRequest) -> None:

@@ -92,14 +92,19 @@ class CompletionRequest(AnswerFields):
         Raises:
             InvalidRequestError: They need too many answers.
         """
-        num_answers, most = len(self.prompts) * self.num_choices, limits.max_num_prompts
-        if num_answers > most:
+        most = limits.max_num_prompts
+        if self.num_answers > most:
             raise InvalidRequestError(
-                f"The prompts, each n times, need {num_answers} answers; one request may have at "
-                f"most {most} (limits.max_num_prompts). Send several requests.",
+                f"The prompts, each n times, need {self.num_answers} answers; one request may have "
+                f"at most {most} (limits.max_num_prompts). Send several requests.",
                 "prompt",
             )
         return self.prompts
+
+    @property
+    def num_answers(self) -> int:
+        """Answers to all prompts."""
+        return len(self.prompts) * self.num_choices
 
     @property
     def prompts(self) -> list[str | tuple[int, ...]]:

@@ -3,9 +3,11 @@
 Limits are checked first, then JSON schemas are compiled, and only then is a replica asked.
 """
 
-from collections.abc import Callable, Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar, TypeVarTuple
+from typing import Final, TypeVar, TypeVarTuple
 
 from deployments.contract.bounded_executor import BoundedExecutor
 from deployments.contract.descriptions import ReasoningDescription
@@ -16,7 +18,6 @@ from deployments.contract.sampling_params import SamplingParams
 from serve_app.api.body.limits import Prompt, check_num_choices, check_prompts, check_stops
 from serve_app.api.generation_body import GenerationBody
 from serve_app.api.structured.answer_grammar import GrammarSettings
-from serve_app.api.structured.unheld import describe
 from serve_app.api.tools.hosted import left_out_warnings
 from serve_app.api.tools.offer import ToolOffer
 from serve_app.backends.models.catalog import ServedModel
@@ -26,6 +27,13 @@ from serve_app.http.request_record import note_operation, note_prompt, note_warn
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+MAX_NAME_LENGTH: Final = 64
+
+_FORMAT: Final = re.compile(r"Unknown format: (?P<name>.*)", re.DOTALL)
+_KEYWORDS: Final = re.compile(r"Unimplemented keys: (?P<names>\[.*\])", re.DOTALL)
+_ONE_OF: Final = "oneOf not fully supported"
+_SIZES: Final = "min/maxProperties only supported"
 
 
 class StreamOpener:
@@ -105,7 +113,7 @@ class StreamOpener:
             field = body.constraining_field or body.format_param
             guided = await self._compile(offer.guide, sampling, self._grammars, field)
             sampling, unheld = guided.sampling, (*unheld, *guided.unheld)
-        note_warnings((*describe(unheld), *left_out_warnings(offer.left_out)))
+        note_warnings((*unheld_warnings(unheld), *left_out_warnings(offer.left_out)))
         return sampling
 
     async def _compile(self, make: Callable[[*Ts], T], *args: *Ts) -> T:
@@ -134,3 +142,27 @@ def _with_reasoning(
     if sampling.grammar is None and max_tokens is None:
         return sampling
     return replace(sampling, reasoning=replace(reasoning.tokens, max_tokens=max_tokens))
+
+
+def unheld_warnings(unheld: Iterable[str]) -> tuple[str, ...]:
+    """Return the warning about what a grammar leaves out of its schemas; nothing without any.
+
+    Args:
+        unheld: llguidance's warnings, or what `SchemaHolder` names.
+    """
+    named = sorted({name for warning in unheld for name in _names(warning)})
+    return (f"Not enforced in JSON schemas: {', '.join(named)}",) if named else ()
+
+
+def _names(warning: str) -> list[str]:
+    """Return the keywords that a warning is about, in a client's words."""
+    if found := _FORMAT.fullmatch(warning):
+        return [f"format {found['name'][:MAX_NAME_LENGTH]}"]
+    if found := _KEYWORDS.fullmatch(warning):
+        names: list[str] = json.loads(found["names"])
+        return [name[:MAX_NAME_LENGTH] for name in names]
+    if warning.startswith(_ONE_OF):
+        return ["oneOf (read as anyOf)"]
+    if warning.startswith(_SIZES):
+        return ["minProperties and maxProperties"]
+    return [warning[:MAX_NAME_LENGTH]]

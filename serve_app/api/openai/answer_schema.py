@@ -60,6 +60,11 @@ class AnswerFields(SamplingFields):
         return self.n or 1
 
     @property
+    def num_answers(self) -> int:
+        """Answers to all prompts."""
+        return self.num_choices
+
+    @property
     def num_prompt_logprobs_wanted(self) -> int | None:
         """How many of the likeliest tokens to return at each position of the prompt; None: none."""
         return self.prompt_logprobs

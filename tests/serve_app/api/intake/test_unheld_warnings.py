@@ -14,7 +14,7 @@ import httpx
 import pydantic
 import pytest
 
-from serve_app.api.structured.unheld import describe
+from serve_app.api.intake.stream_opener import unheld_warnings
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import Offenders
@@ -201,7 +201,7 @@ async def test_the_header_is_bounded_however_many_keywords_there_are(
 
 
 def test_warnings_are_told_in_a_client_s_words() -> None:
-    (told,) = describe(
+    (told,) = unheld_warnings(
         [
             'Unimplemented keys: ["contains", "if"]',
             "Unknown format: path",
@@ -214,4 +214,4 @@ def test_warnings_are_told_in_a_client_s_words() -> None:
         "Not enforced in JSON schemas: contains, format path, if, "
         "minProperties and maxProperties, oneOf (read as anyOf)"
     )
-    assert describe([]) == ()
+    assert unheld_warnings([]) == ()
