@@ -1,7 +1,7 @@
 """What a request asks a generating model for, whatever its surface."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -17,6 +17,8 @@ from serve_app.api.conversation import Conversation
 from serve_app.api.structured.answer_grammar import AnswerGrammar, GrammarSettings
 from serve_app.api.tools.offer import NO_TOOLS, ToolOffer
 from serve_app.config import LimitsConfig
+
+GrammarMaker = Callable[[GrammarSettings], AnswerGrammar | None]
 
 
 class GenerationBody(StrictBody):
@@ -91,18 +93,12 @@ class GenerationBody(StrictBody):
         """The field that constrains the text, if there is one; `format_param` does not count."""
         return None
 
-    @property
-    def is_constrained(self) -> bool:
-        """Whether `to_grammar` has something to compile."""
-        return False
+    def grammar_maker(self) -> GrammarMaker | None:
+        """Return what makes the grammar of the text, in a `schema_executor`; None for any text.
 
-    def to_grammar(self, settings: GrammarSettings) -> AnswerGrammar | None:
-        """Return the grammar of the text; None allows any text. Call it in a `schema_executor`.
-
-        Raises:
-            InvalidRequestError: A schema or a grammar is too large, or can't be honoured.
+        It raises an InvalidRequestError if a schema is too large, or can't be honoured.
         """
-        raise NotImplementedError
+        return None
 
     def sampling(self) -> Mapping[str, Any]:
         """Return the parameters of `SamplingParams` by name; None means the model's default."""

@@ -105,8 +105,8 @@ class StreamOpener:
                 body.constraining_field,
             )
         unheld: tuple[str, ...] = ()
-        if body.is_constrained:
-            grammar = await self._compile(body.to_grammar, self._grammars)
+        if (make := body.grammar_maker()) is not None:
+            grammar = await self._compile(make, self._grammars)
             if grammar is not None:
                 sampling, unheld = replace(sampling, grammar=grammar.text), grammar.unheld
         if offer.is_guiding(sampling):

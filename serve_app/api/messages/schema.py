@@ -24,10 +24,9 @@ from deployments.contract.sampling_params import MAX_NUM_STOPS
 from serve_app.api.body.cache_control import CacheControl
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.conversation import Conversation
-from serve_app.api.generation_body import GenerationBody
+from serve_app.api.generation_body import GenerationBody, GrammarMaker
 from serve_app.api.messages.content_schema import MessageTurns, Texts, add_system
 from serve_app.api.openai.template_schema import effort_kwargs
-from serve_app.api.structured.answer_grammar import AnswerGrammar, GrammarSettings
 from serve_app.api.structured.json_schema_grammar import LENIENT, json_schema_grammar
 from serve_app.api.structured.tool_grammar import OfferedFunction
 from serve_app.api.tools.hosted import ANTHROPIC_HOSTED, AnthropicHostedTool, ToolTypes
@@ -292,17 +291,14 @@ class MessagesRequest(PromptFields):
     stop_param: ClassVar[str] = "stop_sequences"
     format_param: ClassVar[str] = "output_config.format"
 
-    @property
-    def is_constrained(self) -> bool:
-        """Whether `to_grammar` has something to compile."""
-        return self.output_config is not None and self.output_config.format is not None
-
-    def to_grammar(self, settings: GrammarSettings) -> AnswerGrammar | None:
-        """Return the grammar of the text; see `GenerationBody`."""
+    def grammar_maker(self) -> GrammarMaker | None:
+        """Return what makes the grammar of the text; see `GenerationBody`."""
         output = None if self.output_config is None else self.output_config.format
         if output is None:
             return None
-        return json_schema_grammar(output.schema_, settings, self.format_param, LENIENT)
+        return lambda settings: json_schema_grammar(
+            output.schema_, settings, self.format_param, LENIENT
+        )
 
     def sampling(self) -> Mapping[str, Any]:
         """Return the parameters of `SamplingParams` by name; see `GenerationBody`."""

@@ -307,13 +307,6 @@ def conversation_of(messages: list[MessageBody]) -> Conversation:
     return Conversation([body.turn(f"messages[{at}]") for at, body in enumerate(messages)])
 
 
-def prompt_or_conversation(
-    prompt: str | None, messages: list[MessageBody] | None
-) -> Conversation | str:
-    """Return the one of the two that a request holds, the messages as a conversation."""
-    return conversation_of(messages or []) if prompt is None else prompt
-
-
 def _check_num_ids(token_ids: Any) -> Any:
     if isinstance(token_ids, list) and len(token_ids) > MAX_NUM_TOKEN_IDS:
         raise PydanticCustomError(

@@ -5,6 +5,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -21,8 +22,7 @@ from deployments.contract.sampling_params import (
     MIN_REPETITION_PENALTY,
 )
 from serve_app.api.body.wrong_type import wrong_type
-from serve_app.api.generation_body import GenerationBody
-from serve_app.api.structured.answer_grammar import AnswerGrammar, GrammarSettings
+from serve_app.api.generation_body import GenerationBody, GrammarMaker
 from serve_app.api.structured.response_format import ResponseFormat, to_grammar
 from serve_app.api.structured.structured_outputs import (
     OLDER_NAMES,
@@ -176,20 +176,11 @@ class SamplingFields(StructuredFields, GenerationBody):
         *OLDER_NAMES,
     )
 
-    @property
-    def is_constrained(self) -> bool:
-        """Whether `to_grammar` has something to compile."""
-        return any(getattr(self, name) is not None for name in self.at_most_one)
-
-    def to_grammar(self, settings: GrammarSettings) -> AnswerGrammar | None:
-        """Return the grammar of the text; None allows any text. Call it in a `schema_executor`.
-
-        Raises:
-            InvalidRequestError: A schema or a grammar is too large, or can't be honoured.
-        """
+    def grammar_maker(self) -> GrammarMaker | None:
+        """Return what makes the grammar of the text; see `GenerationBody`."""
         if self.response_format is not None:
-            return to_grammar(self.response_format, settings)
-        return structured_grammar(self, settings)
+            return partial(to_grammar, self.response_format)
+        return None if self.constraining_field is None else partial(structured_grammar, self)
 
     def sampling(self) -> Mapping[str, Any]:
         """Return the parameters of `SamplingParams` by name; see `GenerationBody`."""

@@ -4,16 +4,20 @@ A template itself never comes from a request. The replica refuses names that its
 read.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from deployments.contract.descriptions import ModelDescription
 from deployments.contract.errors import InvalidRequestError
 from deployments.contract.messages import TemplatePairs, TemplateValue
 from serve_app.api.body.wrong_type import wrong_type
+from serve_app.api.conversation import Conversation
+from serve_app.api.generation_body import GenerationBody
+from serve_app.api.openai.prompt_schema import Messages, conversation_of
+from serve_app.config import LimitsConfig
 from serve_app.http.request_record import note_warnings
 
 MAX_NUM_KWARGS: Final = 16
@@ -90,22 +94,36 @@ TEMPLATE_KWARGS_DESCRIPTION: Final = (
 )
 
 
-def as_pairs(given: Mapping[str, TemplateValue] | None, messages: object) -> TemplatePairs:
-    """Return the values as the replica takes them.
+class PromptOrMessages(GenerationBody):
+    """A prompt, or messages for the model's chat template; exactly one of the two."""
 
-    Args:
-        given: The request's values.
-        messages: The request's messages; None means a plain prompt, which uses no template.
+    prompt: str | None = None
+    messages: Messages | None = Field(
+        default=None, description="Rendered by the model's chat template."
+    )
+    chat_template_kwargs: TemplateKwargs = Field(
+        default=None, description=f"With messages: {TEMPLATE_KWARGS_DESCRIPTION}"
+    )
 
-    Raises:
-        InvalidRequestError: There are values, but no messages.
-    """
-    if given and messages is None:
-        raise InvalidRequestError(
-            "chat_template_kwargs has no effect without messages. Send both, or neither.",
-            "chat_template_kwargs",
-        )
-    return tuple((given or {}).items())
+    one_of: ClassVar[tuple[str, ...]] = ("prompt", "messages")
+
+    def to_prompts(self, limits: LimitsConfig) -> Sequence[Conversation | str]:
+        """Return the prompt, or the conversation."""
+        return (conversation_of(self.messages or []) if self.prompt is None else self.prompt,)
+
+    def to_template_kwargs(self, model: ModelDescription) -> TemplatePairs:
+        """Return values for the chat template.
+
+        Raises:
+            InvalidRequestError: There are values, but no messages, so no template is used.
+        """
+        given = self.chat_template_kwargs or {}
+        if given and self.messages is None:
+            raise InvalidRequestError(
+                "chat_template_kwargs has no effect without messages. Send both, or neither.",
+                "chat_template_kwargs",
+            )
+        return tuple(given.items())
 
 
 def effort_kwargs(

@@ -21,10 +21,9 @@ from deployments.contract.messages import TemplatePairs
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.body.wrong_type import wrong_type
 from serve_app.api.conversation import Conversation
-from serve_app.api.generation_body import GenerationBody
+from serve_app.api.generation_body import GenerationBody, GrammarMaker
 from serve_app.api.openai.template_schema import ReasoningEffort, effort_kwargs
 from serve_app.api.responses.input_schema import Input, whole_name
-from serve_app.api.structured.answer_grammar import AnswerGrammar, GrammarSettings
 from serve_app.api.structured.response_format import (
     JsonObjectFormat,
     NamedSchema,
@@ -314,15 +313,12 @@ class ResponsesRequest(GenerationBody):
         """The name of the field that holds the most tokens of the answer."""
         return "max_output_tokens"
 
-    @property
-    def is_constrained(self) -> bool:
-        """Whether `to_grammar` has something to compile."""
-        return self.text is not None and self.text.format is not None
-
-    def to_grammar(self, settings: GrammarSettings) -> AnswerGrammar | None:
-        """Return the grammar of the text; see `GenerationBody`."""
+    def grammar_maker(self) -> GrammarMaker | None:
+        """Return what makes the grammar of the text; see `GenerationBody`."""
         wanted = None if self.text is None else self.text.format
-        return None if wanted is None else to_grammar(wanted, settings, self.format_param)
+        if wanted is None:
+            return None
+        return lambda settings: to_grammar(wanted, settings, self.format_param)
 
     def sampling(self) -> Mapping[str, Any]:
         """Return the parameters of `SamplingParams` by name; see `GenerationBody`."""

@@ -3,34 +3,24 @@
 Source: https://docs.vllm.ai/en/stable/serving/openai_compatible_server/ (Tokenizer API)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import BaseModel, Field
 
 from deployments.contract.descriptions import ModelDescription
-from deployments.contract.messages import TemplatePairs
 from serve_app.api.body.strict_body import StrictBody
-from serve_app.api.conversation import Conversation
-from serve_app.api.generation_body import GenerationBody
-from serve_app.api.openai.prompt_schema import Messages, TokenIds, prompt_or_conversation
-from serve_app.api.openai.template_schema import (
-    TEMPLATE_KWARGS_DESCRIPTION,
-    TemplateKwargs,
-    as_pairs,
-)
+from serve_app.api.openai.prompt_schema import TokenIds
+from serve_app.api.openai.template_schema import PromptOrMessages
 from serve_app.api.tools.offer import ToolChoice, ToolOffer
 from serve_app.api.tools.schema import Tools, placed, to_offer
 from serve_app.config import LimitsConfig
 
 
-class TokenizeBody(GenerationBody):
+class TokenizeBody(PromptOrMessages):
     """A prompt, or messages for the chat template; exactly one of the two."""
 
     prompt: str | None = Field(default=None, description="Tokenized without the chat template.")
-    messages: Messages | None = Field(
-        default=None, description="Rendered by the model's chat template."
-    )
     add_special_tokens: bool | None = Field(
         default=None,
         description="Add the tokenizer's special tokens. Null means true for a prompt, and false "
@@ -49,24 +39,11 @@ class TokenizeBody(GenerationBody):
         default=None, description="With messages: the tools that the chat template describes."
     )
 
-    chat_template_kwargs: TemplateKwargs = Field(
-        default=None, description=f"With messages: {TEMPLATE_KWARGS_DESCRIPTION}"
-    )
-
     needs: ClassVar[Mapping[str, str]] = {"add_generation_prompt": "messages", "tools": "messages"}
-    one_of: ClassVar[tuple[str, ...]] = ("prompt", "messages")
-
-    def to_prompts(self, limits: LimitsConfig) -> Sequence[Conversation | str]:
-        """Return the prompt, or the conversation."""
-        return (prompt_or_conversation(self.prompt, self.messages),)
 
     def to_offer(self, limits: LimitsConfig, model: ModelDescription) -> ToolOffer:
         """Return the functions that the chat template describes; see `tools.schema.to_offer`."""
         return to_offer(placed(self.tools), ToolChoice(), limits, model)
-
-    def to_template_kwargs(self, model: ModelDescription) -> TemplatePairs:
-        """Return values for the chat template."""
-        return as_pairs(self.chat_template_kwargs, self.messages)
 
 
 class Tokens(BaseModel):
