@@ -46,7 +46,8 @@ STEP = re.compile(r"(?P<key>[^.\[\]]+)|\[(?P<index>\d+)\]")
 # Sections that are plain mappings in Ray's schema, although Ray reads only these keys.
 MAPPING_KEYS = {
     "autoscaling_policy": list(AutoscalingPolicy.model_fields),
-    "runtime_env": [key for key in RuntimeEnv.known_fields if not key.startswith("_")],
+    # A set, whose order differs between processes: the schema beside a file must stay the same.
+    "runtime_env": sorted(key for key in RuntimeEnv.known_fields if not key.startswith("_")),
 }
 # Sections that Ray's schema does not check: the model, and the key whose value Ray would import.
 UNCHECKED_SECTIONS: dict[str, tuple[type[BaseModel], str]] = {

@@ -141,3 +141,10 @@ def test_a_new_file_leaves_the_schema_that_is_there_and_is_not_written_without_i
     beside.write_text(schema_text())
     write_new(file, "")  # as a second file of the folder
     assert file.exists()
+
+
+def test_the_schema_is_the_same_in_each_process() -> None:
+    """Otherwise a second file beside the first would need another schema of the same name."""
+    definitions = file_schema()["$defs"]
+    keys = [*definitions["RayActorOptionsSchema"]["properties"]["runtime_env"]["properties"]]
+    assert keys == sorted(keys)
