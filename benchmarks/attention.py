@@ -31,7 +31,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from deployments.compute.cpu.attention.row_attention import attend_rows
 from deployments.engine.attention import attention
 from deployments.engine.attention.decode_spans import CALL_COST_BYTES
 from deployments.engine.attention.kv_cache import KVCache, KVShape
@@ -85,7 +84,7 @@ def make_cache() -> KVCache:
         layout,
         max_model_len=MAX_MODEL_LEN,
         device=torch.device("cpu"),
-        attend_rows=attend_rows,
+        attends_in_place=True,
     )
     for tensor in (*kv.keys, *kv.values):
         tensor.normal_()  # untouched memory is one page of zeros, which would stay in the cache
@@ -118,7 +117,7 @@ def attend(step: PackedStep, way: str) -> float:
     costs = {"cpu": inf} if way == "gathered" else CALL_COST_BYTES
     with (
         patch.dict(CALL_COST_BYTES, costs),
-        patch.object(step.kv, "attend_rows", attend_rows if way == "kernel" else None),
+        patch.object(step.kv, "attends_in_place", way == "kernel"),
     ):
         started = time.perf_counter()
         for layer in LAYERS:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cpu_shapes import PYDOC_CHAT, SHAPES, chosen_dtype, load_shape
-from deployments.compute.cpu.memory import keep_freed_memory
+from deployments.compute.host_memory import keep_freed_memory
 from deployments.contract.sampling_params import SamplingParams
 from deployments.device.device import num_compute_threads
 from deployments.engine.attention.packed_step import PackedStep

@@ -29,7 +29,7 @@ from transformers import AutoModelForImageTextToText
 
 from benchmarks.cpu_shapes import FOLDER, chosen_dtype, load_shape
 from benchmarks.pairs import compared
-from deployments.compute.cpu.memory import keep_freed_memory
+from deployments.compute.host_memory import keep_freed_memory
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.messages import ChatMessage, TextPart
 from deployments.contract.sampling_params import SamplingParams

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.cpu_shapes import load_shape
 from benchmarks.pairs import compared
-from deployments.compute.cpu.memory import keep_freed_memory
+from deployments.compute.host_memory import keep_freed_memory
 from deployments.contract.sampling_params import SamplingParams
 from deployments.device.device import num_cores
 from deployments.engine.attention.kv_cache import KVShape

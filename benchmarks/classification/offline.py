@@ -20,7 +20,7 @@ import torch
 from benchmarks.classification.designs import MAX_BATCHED_TOKENS, NO_LIMIT, stock_pipeline
 from benchmarks.classification.table import Figures
 from benchmarks.classification.texts import MIXED, SHORT, Lengths, make_texts
-from deployments.compute.cpu.memory import keep_freed_memory
+from deployments.compute.host_memory import keep_freed_memory
 from deployments.contract.pooling import PoolingRequest
 from deployments.pooling.device_worker import DeviceWorker
 from deployments.pooling.lanes import choose_num_lanes

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from deployments.compute.device_errors import is_out_of_memory
 from deployments.compute.sdpa import disable_cudnn_attention
+from deployments.compute.speedups import can_attend_rows, has_kernels
 from deployments.compute.token_budget import TokenBudget
 from deployments.compute.work_watch import max_work_s
 from deployments.contract.model_errors import UnsupportedModelError
@@ -30,7 +31,6 @@ from deployments.engine.invariants import check_invariants
 from deployments.engine.limits import EngineLimits, InvalidSequenceError
 from deployments.engine.model.loader import LoadedModel
 from deployments.engine.model.runner import ModelRunner, StepLogits
-from deployments.engine.model.speedups import find_speedups
 from deployments.engine.model.support import check_layers, check_length
 from deployments.engine.recovery.sampling_recovery import sample_step
 from deployments.engine.recovery.step_recovery import OUT_OF_MEMORY, Row, StepOutcome, StepRecovery
@@ -82,20 +82,19 @@ class Engine:
         model = loaded.model
         shape = KVShape.of(loaded.text_config, model.dtype)
         self.layout = limits.layout(shape.group_capacities(limits.max_model_len))
-        speedups = find_speedups(model.device)
-        attend_rows = None
-        if speedups is not None:
-            attend_rows = speedups.find_attention(shape.head_dim, shape.dtype)
+        on_kernels = has_kernels(model.device)
         self._kv = KVCache(
             shape,
             self.layout,
             max_model_len=limits.max_model_len,
             device=model.device,
-            attend_rows=attend_rows,
+            attends_in_place=on_kernels and can_attend_rows(shape.head_dim, shape.dtype),
         )
         disable_cudnn_attention(model.device)
         capturer = open_capturer(model.device) if limits.cuda_graphs else None
-        self._runner = ModelRunner(model, self._kv, limits.max_num_seqs, speedups, capturer)
+        self._runner = ModelRunner(
+            model, self._kv, limits.max_num_seqs, has_kernels=on_kernels, capturer=capturer
+        )
         self._recovery = StepRecovery(
             self._runner.run, model.device, self._kv.full_context_length, self._runner.drop_captured
         )

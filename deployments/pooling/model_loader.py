@@ -18,7 +18,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from deployments.compute.cpu.linear.prepack import leave_file, num_weight_bytes, prepack
 from deployments.compute.model_files import (
     choose_dtype,
     load_weights,
@@ -26,6 +25,7 @@ from deployments.compute.model_files import (
     read_labels,
     wrap_load_errors,
 )
+from deployments.compute.speedups import num_weight_bytes, pack_weights
 from deployments.compute.tokenizer_files import load_tokenizer, require_embeddings
 from deployments.contract.descriptions import Task
 from deployments.contract.model_errors import UnsupportedModelError
@@ -41,6 +41,7 @@ from deployments.pooling.pooling_model import Layout
 from deployments.pooling.probe_texts import ProbeTexts
 from deployments.pooling.request_queue import TokenIds
 from deployments.pooling.sentence_files import read_activation, read_sentence_files
+from deployments.pooling.traced_backbone import trace
 
 PROBE_LENGTHS = (2, 9, 5)
 """Lengths of the texts that are tried together, in tokens, without the special tokens around them;
@@ -180,12 +181,8 @@ def prepare(
     register_attention()
     reads_types = _reads_types(model)
     layout: Layout = "packed" if pack(model, texts) else _unpacked_layout(model, texts)
-    prepack(model)
-    leave_file(model)
+    pack_weights(model)
     if layout == "packed":
-        # Imported here: its kernels need llvmlite, which a machine with a GPU may lack.
-        from deployments.pooling.traced_backbone import trace
-
         trace(model, texts[: len(PROBE_LENGTHS)], reads_types=reads_types)
     return layout
 

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from transformers.utils.generic import ModelOutput
 
-from deployments.compute.cpu.jit.launch import releasing_gil
-from deployments.compute.cpu.traced_kernels import use_kernels
+from deployments.compute.speedups import releasing_gil, use_kernels
 from deployments.compute.traced_graph import NotTraceableError, attend, simplify, trace_graph
 from deployments.pooling.packed_attention import AttendedRow, AttentionCall
 from deployments.pooling.packed_backbone import (

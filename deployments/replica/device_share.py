@@ -11,8 +11,8 @@ from typing import Protocol, TypeVar
 import torch
 from transformers import PreTrainedConfig
 
-from deployments.compute.cpu.memory import keep_freed_memory
 from deployments.compute.device_errors import is_out_of_memory
+from deployments.compute.host_memory import keep_freed_memory
 from deployments.compute.hub_files import download_files, weights_of
 from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.model_spec import ModelSpec, number

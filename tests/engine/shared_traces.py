@@ -8,7 +8,6 @@ from transformers import PreTrainedModel
 from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.model import runner
 from deployments.engine.model.forward import Forward
-from deployments.engine.model.speedups import Speedups
 from deployments.engine.model.traced_forward import trace
 
 
@@ -20,9 +19,9 @@ def shared_traces() -> Iterator[None]:
     """
     forwards = dict[PreTrainedModel, Forward]()
 
-    def trace_once(model: PreTrainedModel, kv: KVCache, speedups: Speedups | None) -> Forward:
+    def trace_once(model: PreTrainedModel, kv: KVCache, *, has_kernels: bool) -> Forward:
         if model not in forwards:
-            forwards[model] = trace(model, kv, speedups)
+            forwards[model] = trace(model, kv, has_kernels=has_kernels)
         return forwards[model]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -85,7 +85,7 @@ class Placed:
         capacities = shape.group_capacities(400)
         layout = KVLayout(capacities, (8,) * len(capacities))
         self.kv = KVCache(shape, layout, max_model_len=400, device=META)
-        self.runner = ModelRunner(model, self.kv, 4, speedups=None)
+        self.runner = ModelRunner(model, self.kv, 4, has_kernels=False)
         self.rows = []
         for block, num_tokens in ((0, 9), (3, 300)):
             decoding = sequence(str(block), num_tokens)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from llguidance import LLMatcher
 
-from deployments.compute.cpu.attention.row_attention import find_row_attention
+from deployments.compute.cpu.attention.row_attention import can_attend_rows
 from deployments.contract.output import TextDelta
 from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.engine import Engine
@@ -217,4 +217,4 @@ def test_company_changes_no_bit(family: str, dtype: str) -> None:
 def test_the_models_of_these_tests_have_the_kernel() -> None:
     for dtype in DTYPES.values():
         head_dim = SHAPE["hidden_size"] // SHAPE["num_attention_heads"]
-        assert find_row_attention(head_dim, dtype) is not None
+        assert can_attend_rows(head_dim, dtype)

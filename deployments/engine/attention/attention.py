@@ -4,7 +4,7 @@ It is registered with transformers under the name `kv_cache`. One call serves on
 packed step.
 
 Decode rows store their keys and values and then attend over their extents, batched. If the KV cache
-has a kernel that attends in place (`KVCache.attend_rows`), the rows of prefill chunks do the same,
+attends in place by a kernel (`KVCache.attends_in_place`), the rows of prefill chunks do the same,
 so a token's keys and values are the same to the last bit whether it was decoded or prefilled.
 Without one, each chunk attends in a separate call, over the earlier tokens and over itself, and is
 stored afterwards.
@@ -18,8 +18,8 @@ import torch
 from transformers import AttentionInterface
 
 from deployments.compute.attention_arguments import UnsupportedAttentionError, check_arguments
-from deployments.compute.kv_rows import AttendRows
 from deployments.compute.sdpa import Scores, attend
+from deployments.compute.speedups import attend_rows
 from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 
@@ -142,8 +142,8 @@ def store_and_attend(
     kv = step.kv
     if not step.chunks:
         return _decode(query, key, value, layer, step, scores)
-    if kv.attend_rows is not None:
-        return _attend_all_rows(query, key, value, layer, step, scores, kv.attend_rows)
+    if kv.attends_in_place:
+        return _attend_all_rows(query, key, value, layer, step, scores)
     rows, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     output = torch.empty_like(rows, memory_format=torch.contiguous_format)
     if num_decode := step.num_decode:
@@ -162,7 +162,6 @@ def _attend_all_rows(
     layer: int,
     step: PackedStep,
     scores: Scores,
-    attend_rows: AttendRows,
 ) -> torch.Tensor:
     """Store and attend with all rows as if each were a decode row, in place.
 
@@ -176,7 +175,6 @@ def _attend_all_rows(
         layer: Index of the layer.
         step: The packed step.
         scores: Scale and softcap of the scores.
-        attend_rows: The KV cache's kernel.
 
     Returns:
         [1, n, num_heads, head_dim].
@@ -229,8 +227,8 @@ def _decode(
     kv = step.kv
     tokens = kv.keys[layer], kv.values[layer]
     places = step.decode_places(kv.capacities[layer])
-    if places.rows is not None and kv.attend_rows is not None:
-        return kv.attend_rows(query, key, value, *tokens, places.rows, scores)
+    if places.rows is not None and kv.attends_in_place:
+        return attend_rows(query, key, value, *tokens, places.rows, scores)
     rows, *stored = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     step.store_decode(layer, *stored)
     reads = step.decode_reads(kv.capacities[layer])

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from deployments.compute.cpu.memory import ReservedMemory
-from deployments.compute.kv_rows import AttendRows
+from deployments.compute.host_memory import ReservedMemory
 from deployments.plan.kv_layout import Extent, KVCopy, KVLayout, layers_by_capacity
 from deployments.plan.model_shape import kv_heads_of, windows_of
 
@@ -85,7 +84,7 @@ class KVCache:
         layout: The blocks of each group.
         max_model_len: The most tokens of a sequence.
         device: Where the tensors are.
-        attend_rows: The kernel that attends in place; None if torch attends.
+        attends_in_place: Whether `attend_rows` attends; otherwise torch does.
         capacities: For each layer, the most tokens of a sequence that it keeps.
         groups: For each layer, the index of its group.
         spare_tokens: For each group, the token after its blocks. Padding is stored there and reads
@@ -101,7 +100,7 @@ class KVCache:
         *,
         max_model_len: int,
         device: torch.device,
-        attend_rows: AttendRows | None = None,
+        attends_in_place: bool = False,
     ) -> None:
         """Reserve all blocks at once, as zeros.
 
@@ -110,14 +109,14 @@ class KVCache:
             layout: The blocks; its groups are those of `shape` and `max_model_len`.
             max_model_len: The most tokens of a sequence.
             device: Where the model runs.
-            attend_rows: The device's kernel for these heads; None if torch attends.
+            attends_in_place: Whether `attend_rows` attends; see `can_attend_rows`.
         """
         assert layout.capacities == shape.group_capacities(max_model_len)
         self.shape = shape
         self.layout = layout
         self.max_model_len = max_model_len
         self.device = device
-        self.attend_rows = attend_rows
+        self.attends_in_place = attends_in_place
         self.capacities = shape.capacities(max_model_len)
         self.groups = tuple(map(self.group_of, self.capacities))
         self.spare_tokens = tuple(count * layout.block_size for count in layout.num_blocks)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from deployments.compute.host_to_device import to_device
-from deployments.compute.kv_rows import KVRows
+from deployments.compute.speedups import KVRows
 from deployments.engine.attention.decode_spans import (
     CALL_COST_BYTES,
     MAX_GATHERED_BYTES,
@@ -67,7 +67,7 @@ class DecodePlaces:
 
 @dataclass(frozen=True, slots=True)
 class RowRun:
-    """Neighbouring rows that attend in one call of `KVCache.attend_rows`.
+    """Neighbouring rows that attend in one call of `attend_rows`.
 
     Attributes:
         rows: The rows.
@@ -156,7 +156,7 @@ class PackedStep:
         return None
 
     def row_runs(self, capacity: int) -> tuple[RowRun, ...]:
-        """Return all rows in the form that `KVCache.attend_rows` takes, in order.
+        """Return all rows in the form that `attend_rows` takes, in order.
 
         Args:
             capacity: Tokens that the layer holds, which is also the most that a query sees.

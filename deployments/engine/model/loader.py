@@ -18,15 +18,13 @@ from transformers import (
     ProcessorMixin,
 )
 
-from deployments.compute.cpu.linear.packed_embedding import is_tied, look_up_in_head
-from deployments.compute.cpu.linear.prepack import leave_file, num_weight_bytes, prepack
-from deployments.compute.cpu.linear.quantization import check_quantization, quantize_model
 from deployments.compute.model_files import (
     choose_dtype,
     load_weights,
     read_config,
     wrap_load_errors,
 )
+from deployments.compute.speedups import check_quantization, num_weight_bytes, pack_weights
 from deployments.compute.tokenizer_files import check_tokenizer, load_tokenizer
 from deployments.engine.attention.attention import ATTENTION_NAME, register_attention
 from deployments.engine.model.support import check_class, check_config, check_positions, has_images
@@ -141,14 +139,8 @@ def prepare_model(model: PreTrainedModel, quantization: str | None = None) -> No
     model.set_attn_implementation(
         {"text_config": ATTENTION_NAME} if is_composite else ATTENTION_NAME
     )
-    if quantization is not None:
-        quantize_model(model, quantization)
     if model.device.type == "cpu":
-        was_tied = is_tied(model)
-        prepack(model)
-        if was_tied:
-            look_up_in_head(model)
-        leave_file(model)
+        pack_weights(model, quantization)
 
 
 def _load_text_side(

@@ -17,13 +17,12 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from deployments.compute.cpu.linear.prepack import is_single_row_exact
 from deployments.compute.host_to_device import to_device
+from deployments.compute.speedups import is_single_row_exact
 from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 from deployments.engine.attention.varlen_reads import can_read_extents
 from deployments.engine.model.forward import Forward, StockForward
-from deployments.engine.model.speedups import Speedups
 from deployments.engine.model.traced_forward import TracedForward, trace
 from deployments.engine.replay.cuda_capture import GraphCapturer
 from deployments.engine.replay.cuda_replay import CudaDecodeReplay
@@ -70,7 +69,8 @@ class ModelRunner:
         model: PreTrainedModel,
         kv: KVCache,
         max_num_seqs: int,
-        speedups: Speedups | None,
+        *,
+        has_kernels: bool,
         capturer: GraphCapturer | None = None,
     ) -> None:
         """Run `model`, whose language model attends over `kv`, on its device.
@@ -79,12 +79,12 @@ class ModelRunner:
             model: The model.
             kv: The KV cache.
             max_num_seqs: The most decode rows of a step.
-            speedups: Those of the device; None if it has none.
+            has_kernels: Whether the device runs our kernels.
             capturer: Captures decode steps as graphs; None if that is impossible.
         """
         self._model = model
         self._kv = kv
-        self._speedups = speedups
+        self._has_kernels = has_kernels
         self._text_config = model.config.get_text_config()
         self._forward: Forward = StockForward(model)
         self._pads_single_rows = not is_single_row_exact(model)
@@ -110,7 +110,7 @@ class ModelRunner:
 
     def trace(self) -> None:
         """Trace the model, prepare its decode steps, and run the traced pass from now on."""
-        self._forward = trace(self._model, self._kv, self._speedups)
+        self._forward = trace(self._model, self._kv, has_kernels=self._has_kernels)
         if self._replay is None and isinstance(self._forward, TracedForward):
             self._replay = self._forward.open_replay(self._kv, self._most_rows)
         if self._replay is not None:

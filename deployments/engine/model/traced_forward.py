@@ -19,12 +19,12 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from deployments.compute.attention_arguments import check_arguments
 from deployments.compute.sdpa import Scores
+from deployments.compute.speedups import use_kernels
 from deployments.compute.traced_graph import NotTraceableError, attend, simplify, trace_graph
 from deployments.engine.attention.attention import store_and_attend
 from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 from deployments.engine.model.forward import Forward, StockForward
-from deployments.engine.model.speedups import Speedups
 from deployments.engine.replay.decode_replay import DecodeReplay
 from deployments.plan.kv_layout import KVLayout
 
@@ -56,18 +56,17 @@ class AttentionCall:
 class TracedForward:
     """Runs a traced forward pass, with fused operators where the device has them."""
 
-    def __init__(self, model: PreTrainedModel, speedups: Speedups | None) -> None:
+    def __init__(self, model: PreTrainedModel, *, has_kernels: bool) -> None:
         """Trace a model symbolically; nothing is computed.
 
         Args:
             model: Attends over the KV cache, on its device.
-            speedups: Those of the device; None if it has none.
+            has_kernels: Whether its device runs our kernels.
 
         Raises:
             NotTraceableError: The model's control flow depends on values, or on the number of rows.
         """
         self._calls: list[AttentionCall] = []
-        self._speedups = speedups
         device = model.device
         inputs = (
             torch.zeros(1, NUM_ROWS, dtype=torch.long, device=device),
@@ -76,7 +75,7 @@ class TracedForward:
         )
         with _tracing(model.config.get_text_config()):
             self._graph = trace_graph(partial(_logits, model, self._calls), inputs)
-        self._fused = None if speedups is None else speedups.speed_up(self._graph)
+        self._fused = use_kernels(self._graph) if has_kernels else None
         for graph in filter(None, (self._graph, self._fused)):
             simplify(graph)
 
@@ -92,10 +91,13 @@ class TracedForward:
             kv: The KV cache.
             max_rows: The most rows of a step.
         """
-        if self._fused is None or self._speedups is None:
+        if self._fused is None:
             return None
+        # Imported here: programs need llvmlite, which a machine with a GPU may lack.
+        from deployments.engine.replay.cpu_replay import CpuDecodeReplay
+
         attend_by = partial(partial, _attend_by, self._calls)
-        return self._speedups.open_replay(self._fused, kv, max_rows, attend_by)
+        return CpuDecodeReplay(self._fused, kv, max_rows, attend_by)
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep
@@ -119,17 +121,17 @@ def _attend_by(
     return store_and_attend(call.layer, query, key, value, step, call.scores)
 
 
-def trace(model: PreTrainedModel, kv: KVCache, speedups: Speedups | None) -> Forward:
+def trace(model: PreTrainedModel, kv: KVCache, *, has_kernels: bool) -> Forward:
     """Return the model's traced forward pass, or its own if it can't be traced faithfully.
 
     Args:
         model: Attends over the KV cache, on its device.
         kv: The KV cache; nothing is read or written there.
-        speedups: Those of the device; None if it has none.
+        has_kernels: Whether its device runs our kernels.
     """
     own = StockForward(model)
     try:
-        traced = TracedForward(model, speedups)
+        traced = TracedForward(model, has_kernels=has_kernels)
     except NotTraceableError as error:
         logger.info("the forward pass is not traced: %s", error)
         return own
@@ -169,7 +171,7 @@ def _probe(forward: Forward, like: KVCache) -> list[torch.Tensor]:
         layout,
         max_model_len=PROBE_LENGTH,
         device=like.device,
-        attend_rows=like.attend_rows,
+        attends_in_place=like.attends_in_place,
     )
     one, other = (0,) * kv.num_groups, (PROBE_LENGTH,) * kv.num_groups
     prefill = PackedStep(kv, (), (), (ChunkRows(0, one, 0, 5),))

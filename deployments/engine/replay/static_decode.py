@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch
 
-from deployments.compute.kv_rows import KVRows
+from deployments.compute.speedups import KVRows
 from deployments.engine.attention.decode_spans import MAX_GATHERED_BYTES, DecodeSpan
 from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import DecodePlaces, PackedStep

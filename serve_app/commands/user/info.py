@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from deployments.compute.cpu.report import describe_kernels
+from deployments.compute.speedups import describe_kernels
 from deployments.device.device import CpuDevice, num_cores
 from deployments.plan.memory_budget import GIB
 

@@ -8,7 +8,7 @@ from random import Random
 
 import torch
 
-from deployments.compute.cpu.attention.row_attention import find_row_attention
+from deployments.compute.cpu.attention.row_attention import can_attend_rows
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import Starts
 from deployments.plan.kv_layout import KVLayout
@@ -34,7 +34,7 @@ def make_cache(
         layout,
         max_model_len=max_model_len,
         device=torch.device("cpu"),
-        attend_rows=find_row_attention(shape.head_dim, shape.dtype),
+        attends_in_place=can_attend_rows(shape.head_dim, shape.dtype),
     )
     for tensor in (*kv.keys, *kv.values):
         tensor.fill_(torch.nan)

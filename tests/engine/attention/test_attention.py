@@ -148,7 +148,7 @@ def torchs_kernel(kv: KVCache, *, gathers: bool) -> Iterator[None]:
     """Attend by torch, with decode rows gathered for one call or each in a call of its own."""
     cost = float("inf") if gathers else 0.0
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(kv, "attend_rows", None)
+        patched.setattr(kv, "attends_in_place", False)
         patched.setattr(packed_step, "CALL_COST_BYTES", {"cpu": cost})
         yield
 

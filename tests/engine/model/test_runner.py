@@ -10,7 +10,6 @@ from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.attention.packed_step import Starts
 from deployments.engine.model.loader import LoadedModel
 from deployments.engine.model.runner import ModelRunner, StepLogits
-from deployments.engine.model.speedups import find_speedups
 from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, StepPlan
 from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
 from tests.engine.attention.extents import make_cache
@@ -31,7 +30,7 @@ def runner(loaded: LoadedModel) -> tuple[ModelRunner, list[Starts]]:
     """Return a runner, and extents for three sequences."""
     shape = KVShape.of(loaded.text_config, torch.float32)
     kv, starts = make_cache(shape, [30] * 3, max_model_len=64, block_size=4)
-    return ModelRunner(loaded.model, kv, 3, find_speedups(kv.device)), starts
+    return ModelRunner(loaded.model, kv, 3, has_kernels=True), starts
 
 
 def sequence(*token_ids: int, num_computed: int = 0, num_images: int = 0) -> Sequence:

@@ -13,7 +13,6 @@ from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 from deployments.engine.model import traced_forward
 from deployments.engine.model.forward import Forward, StockForward
 from deployments.engine.model.loader import LoadedModel
-from deployments.engine.model.speedups import find_speedups
 from deployments.engine.model.traced_forward import TracedForward, trace
 from tests.compute.cpu.fusion.exactness import IS_EXACT
 from tests.engine.attention.extents import make_cache
@@ -23,7 +22,6 @@ pytestmark = pytest.mark.slow
 
 MakeModel = Callable[[], PreTrainedModel]
 
-SPEEDUPS = find_speedups(torch.device("cpu"))
 
 MIXTURES = (mixtral, qwen3_moe)
 TRACEABLE = {name: make for name, make in MODELS.items() if make not in MIXTURES}
@@ -51,7 +49,7 @@ def shape_of(loaded: LoadedModel) -> KVShape:
 
 def made_of(loaded: LoadedModel) -> Forward:
     kv, _ = make_cache(shape_of(loaded), [5], max_model_len=32)
-    return trace(loaded.model, kv, SPEEDUPS)
+    return trace(loaded.model, kv, has_kernels=True)
 
 
 @torch.inference_mode()
@@ -156,14 +154,14 @@ def test_a_model_whose_control_flow_depends_on_its_input_is_not_traced(
 ) -> None:
     loaded = wrapped(change)
     with pytest.raises(NotTraceableError):
-        TracedForward(loaded.model, SPEEDUPS)
+        TracedForward(loaded.model, has_kernels=True)
     assert loaded.text_config._attn_implementation == ATTENTION_NAME
     assert isinstance(made_of(loaded), StockForward)
 
 
 def test_a_dependence_on_the_number_of_rows_is_named() -> None:
     with pytest.raises(NotTraceableError, match=r"depends on the number of rows: .*> 4"):
-        TracedForward(wrapped(by_num_rows).model, SPEEDUPS)
+        TracedForward(wrapped(by_num_rows).model, has_kernels=True)
 
 
 def test_a_failed_trace_does_not_hinder_the_next(caplog: pytest.LogCaptureFixture) -> None:
@@ -171,7 +169,7 @@ def test_a_failed_trace_does_not_hinder_the_next(caplog: pytest.LogCaptureFixtur
         raise KeyError("a model's bug")
 
     with caplog.at_level(logging.INFO), pytest.raises(NotTraceableError, match="a model's bug"):
-        TracedForward(wrapped(fail).model, SPEEDUPS)
+        TracedForward(wrapped(fail).model, has_kernels=True)
     assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
     assert isinstance(made_of(load(gemma3)), TracedForward)
 

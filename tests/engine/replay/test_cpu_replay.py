@@ -25,6 +25,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from deployments.compute import graph_programs
 from deployments.compute.cpu.jit.kernel_program import can_run
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
 from deployments.compute.cpu.linear.small_batch_kernel import find_arithmetic
@@ -33,12 +34,7 @@ from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, prepare_model
 from deployments.engine.model.runner import StepLogits
-from deployments.engine.replay import cpu_replay
-from deployments.engine.replay.cpu_replay import (
-    CpuDecodeReplay,
-    NotProgrammableError,
-    _KernelsOnly,
-)
+from deployments.engine.replay.cpu_replay import CpuDecodeReplay
 from deployments.engine.scheduling.scheduler import StepPlan
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.plan.processor import features
@@ -135,6 +131,11 @@ def replay_of(engine: Engine) -> CpuDecodeReplay:
     replay = engine._runner._replay
     assert isinstance(replay, CpuDecodeReplay)
     return replay
+
+
+def memory_of(replay: CpuDecodeReplay) -> graph_programs._BufferPool:
+    assert replay._graph is not None
+    return replay._graph._memory
 
 
 def request(name: str, length: int, num_tokens: int, seed: int = 0) -> SequenceRequest:
@@ -260,13 +261,13 @@ def test_steps_of_a_power_of_two_need_not_be_captured_when_they_first_run(
 ) -> None:
     engine = engine_of(load(qwen2, dtype))
     captured: list[int] = []
-    capture = CpuDecodeReplay._capture
+    capture = graph_programs.GraphPrograms.capture
 
-    def noted(self: CpuDecodeReplay, rest: Any, inputs: Any, num_rows: int) -> Any:
+    def noted(self: Any, inputs: Any, attend: Any, num_rows: int) -> Any:
         captured.append(num_rows)
-        return capture(self, rest, inputs, num_rows)
+        return capture(self, inputs, attend, num_rows)
 
-    monkeypatch.setattr(CpuDecodeReplay, "_capture", noted)
+    monkeypatch.setattr(graph_programs.GraphPrograms, "capture", noted)
     for i in range(MAX_NUM_SEQS):
         engine.add(request(str(i), 4, 4 + 2 * i))
     finish(engine)
@@ -308,7 +309,7 @@ def test_buffers_are_reused_from_layer_to_layer() -> None:
         for i in range(MAX_NUM_SEQS):
             engine.add(request(str(i), 4, 4 + 2 * i))
         finish(engine)
-        free = replay_of(engine)._memory._free
+        free = memory_of(replay_of(engine))._free
         return sorted((row_bytes, len(found)) for row_bytes, found in free.items())
 
     assert buffers(8) == buffers(16)  # two epochs and four
@@ -322,7 +323,7 @@ def test_dropped_programs_are_captured_again(dtype: torch.dtype) -> None:
     assert engine.num_captured
     engine._runner.drop_captured()
     assert not replay_of(engine)._programs
-    assert not replay_of(engine)._memory._free
+    assert not memory_of(replay_of(engine))._free
     engine.add(request("a", 5, 8))
     assert finish(engine) == expected
     assert engine.num_captured == 1
@@ -381,30 +382,10 @@ def test_plain_linear_layers_run_call_by_call_and_their_weights_are_not_copied(
     assert found == finish(plain)
 
 
-SOMETIMES_COMPUTED: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "contiguous": torch.Tensor.contiguous,
-    "reshape": lambda rows: rows.reshape(-1),
-    "flatten": torch.Tensor.flatten,
-    "to": torch.Tensor.bfloat16,
-}
-
-
-@pytest.mark.parametrize("name", SOMETIMES_COMPUTED)
-def test_an_operator_that_sometimes_computes_is_refused_when_it_does(name: str) -> None:
-    """After captured kernels it would compute only once, on memory that no kernel has written."""
-    operator = SOMETIMES_COMPUTED[name]
-    given = torch.zeros(2, 3, 4, dtype=torch.bfloat16)
-    others = given.float() if name == "to" else given.transpose(1, 2)
-    with torch.inference_mode(), _KernelsOnly():  # type: ignore[no-untyped-call] # as above
-        assert operator(given).data_ptr() == given.data_ptr()
-        with pytest.raises(NotProgrammableError):
-            operator(others)
-
-
 def test_without_a_pool_of_threads_steps_run_call_by_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cpu_replay, "can_run", lambda: False)
+    monkeypatch.setattr(graph_programs, "can_run", lambda: False)
     engine = engine_of(load(qwen2))
     engine.add(request("a", 5, 8))
     assert len(finish(engine)["a"]) == 8
@@ -434,8 +415,8 @@ def test_an_error_while_capturing_leaves_nothing_captured(
             raise failure
         return stock(self, row_bytes)
 
-    stock: Callable[..., torch.Tensor] = cpu_replay._BufferPool.take
-    monkeypatch.setattr(cpu_replay._BufferPool, "take", take)
+    stock: Callable[..., torch.Tensor] = graph_programs._BufferPool.take
+    monkeypatch.setattr(graph_programs._BufferPool, "take", take)
     engine.add(request("a", 5, 8))
     found = finish(engine)
     monkeypatch.undo()

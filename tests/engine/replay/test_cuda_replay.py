@@ -47,7 +47,7 @@ def capturer(monkeypatch: pytest.MonkeyPatch) -> FakeCapturer:
 
     CPU kernels stay out of use: they get addresses, not tensors, so a fake graph can't see them.
     """
-    monkeypatch.setattr(engine_module, "find_speedups", lambda device: None)
+    monkeypatch.setattr(engine_module, "has_kernels", lambda device: False)
     made = FakeCapturer()
     monkeypatch.setattr(engine_module, "open_capturer", lambda device: made)
     return made
@@ -115,8 +115,10 @@ class Decoding:
         self.capturer = FakeCapturer()
         shape = KVShape.of(loaded.text_config, torch.float32)
         self.kv, self.starts = make_cache(shape, [300] * 4, max_model_len=600, block_size=16)
-        self.runner = ModelRunner(loaded.model, self.kv, 4, None, self.capturer)
-        self.plain = ModelRunner(loaded.model, self.kv, 4, None)
+        self.runner = ModelRunner(
+            loaded.model, self.kv, 4, has_kernels=False, capturer=self.capturer
+        )
+        self.plain = ModelRunner(loaded.model, self.kv, 4, has_kernels=False)
         self.sequences = [self._prefill(i) for i in range(num_seqs)]
 
     def _prefill(self, number: int, num_tokens: int = 5) -> Sequence:

@@ -6,15 +6,21 @@ chunk. This kernel stores each row's token and reads exactly the tokens that the
 Their order does not matter, so a ring buffer is read like any other extent.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from deployments.compute.cpu.attention.head_shape import HeadShape
-from deployments.compute.cpu.attention.row_attention_kernel import RowAttentionKernel
 from deployments.compute.cpu.jit.launch import KernelCall, bits_of, empty, launch
-from deployments.compute.kv_rows import AttendRows, KVRows
 from deployments.compute.sdpa import Scores
+
+if TYPE_CHECKING:
+    from deployments.compute.cpu.attention.row_attention_kernel import RowAttentionKernel
 
 PRODUCTS_PER_US = 16_000
 """Products of a query and a token's element that one thread computes in a microsecond."""
@@ -26,14 +32,37 @@ Measured on two cores of a Zen 5: with 115,000 products a call took 13.4 to 13.8
 with 57,000 products 13.0 us instead of 12.4."""
 
 
-def find_row_attention(head_dim: int, dtype: torch.dtype) -> AttendRows | None:
-    """Return `attend_rows` if there is a kernel for such heads.
+@dataclass(frozen=True, slots=True)
+class KVRows:
+    """The extent, position and length of each row; layers of one capacity share them.
+
+    Attributes:
+        places: [3, m], int64: the first token of each row's extent; the index of the row's own
+            token in the extent; the number of tokens at the start of the extent that the row sees.
+        addresses: The addresses of the three rows of `places`.
+        num_tokens: Tokens that all rows see, in total.
+    """
+
+    places: npt.NDArray[np.int64]
+    addresses: tuple[int, int, int]
+    num_tokens: int
+
+    @classmethod
+    def of(cls, starts: Sequence[int], indices: Sequence[int], lengths: Sequence[int]) -> "KVRows":
+        """Return rows with these extents' starts, token indices and lengths, m of each."""
+        places = np.array((starts, indices, lengths), np.int64)
+        first, step = places.ctypes.data, places.strides[0]
+        return cls(places, (first, first + step, first + 2 * step), sum(lengths))
+
+
+def can_attend_rows(head_dim: int, dtype: torch.dtype) -> bool:
+    """Return whether there is a kernel for such heads.
 
     There is none for other dtypes than bfloat16 and float32, or for heads that no vector divides.
     """
     if dtype not in (torch.bfloat16, torch.float32):
-        return None
-    return attend_rows if HeadShape(head_dim, 1, 1, dtype is torch.bfloat16).lanes else None
+        return False
+    return HeadShape(head_dim, 1, 1, dtype is torch.bfloat16).lanes > 0
 
 
 def attend_rows(
@@ -47,9 +76,26 @@ def attend_rows(
     *,
     in_order: bool = False,
 ) -> torch.Tensor:
-    """Store each row's token and attend, by a kernel compiled for heads of this shape.
+    """Store each row's token in its extent, and attend with each row's query, in one kernel.
 
-    See `AttendRows`; `find_row_attention` tells which heads there are kernels for.
+    A row's result depends only on its query and on the tokens that it sees, to the last bit.
+
+    Unless they run in order, rows do not wait for each other: if a row sees another row's token,
+    that token must already be stored.
+
+    Args:
+        query: [1, num_heads, m, head_dim]; see `can_attend_rows`.
+        key: [1, num_kv_heads, m, head_dim], of the rows' tokens, of the same dtype.
+        value: As key.
+        keys: [tokens of all extents, num_kv_heads, head_dim], contiguous, of the same dtype.
+        values: As keys.
+        rows: The extents and lengths of the rows.
+        scores: How scores are computed.
+        in_order: Whether each row is stored and has attended before the next one is stored, which
+            takes a single thread.
+
+    Returns:
+        [1, m, num_heads, head_dim].
     """
     _, num_heads, num_rows, head_dim = query.shape
     kernel = _make_kernel(head_dim, num_heads, keys.shape[1], query.dtype)
@@ -88,7 +134,10 @@ def attend_rows(
 @cache
 def _make_kernel(
     head_dim: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype
-) -> RowAttentionKernel:
+) -> "RowAttentionKernel":
+    # Imported here: it needs llvmlite, which a machine with a GPU may lack.
+    from deployments.compute.cpu.attention.row_attention_kernel import RowAttentionKernel
+
     return RowAttentionKernel(HeadShape(head_dim, num_heads, num_kv_heads, dtype is torch.bfloat16))
 
 

@@ -48,7 +48,7 @@ class PackedEmbedding(torch.nn.Module):
         return found
 
 
-def is_tied(model: PreTrainedModel) -> bool:
+def is_tied(model: torch.nn.Module) -> bool:
     """Return whether the embedding's table is also the plain weight of the layer of the logits."""
     embedding, head = _ends(model)
     return (
@@ -58,13 +58,14 @@ def is_tied(model: PreTrainedModel) -> bool:
     )
 
 
-def look_up_in_head(model: PreTrainedModel) -> None:
+def look_up_in_head(model: torch.nn.Module) -> None:
     """Let a model that was tied look its embeddings up in the packed layer.
 
     A table stays plain if it is small, if the layer can't be read, or if the model's own code reads
     the table.
     """
     embedding, head = _ends(model)
+    assert isinstance(model, PreTrainedModel)
     assert isinstance(embedding, torch.nn.Embedding)
     if (
         isinstance(head, PrepackedLinear)
@@ -76,5 +77,7 @@ def look_up_in_head(model: PreTrainedModel) -> None:
         model.set_input_embeddings(shared)
 
 
-def _ends(model: PreTrainedModel) -> tuple[object, object]:
+def _ends(model: torch.nn.Module) -> tuple[object, object]:
+    if not isinstance(model, PreTrainedModel) or not model.can_generate():
+        return None, None  # no logits
     return model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call] # left untyped

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import linear
 
 from deployments.compute.cpu.linear.packed_linear import PackedLinear
-from deployments.compute.cpu.memory import use_huge_pages_for
+from deployments.compute.host_memory import use_huge_pages_for
 
 logger = logging.getLogger(__name__)
 

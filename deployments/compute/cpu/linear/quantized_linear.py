@@ -26,7 +26,7 @@ from deployments.compute.cpu.linear.small_batch_kernel import (
     make_quantized_kernel,
 )
 from deployments.compute.cpu.linear.small_batch_linear import quantized_linear
-from deployments.compute.cpu.memory import use_huge_pages
+from deployments.compute.host_memory import use_huge_pages
 from deployments.plan.model_shape import SCALED_INPUTS
 from deployments.plan.processor import features
 

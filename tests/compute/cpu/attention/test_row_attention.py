@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.compute.cpu.attention import head_shape, row_attention
-from deployments.compute.cpu.attention.row_attention import attend_rows, find_row_attention
+from deployments.compute.cpu.attention.row_attention import KVRows, attend_rows, can_attend_rows
 from deployments.compute.cpu.attention.row_attention_kernel import RowAttentionKernel
 from deployments.compute.cpu.jit import openmp, vector_builder
-from deployments.compute.kv_rows import KVRows
 from deployments.compute.sdpa import Scores
 
 pytestmark = pytest.mark.slow
@@ -377,8 +376,7 @@ def test_heads_of_a_row_need_not_be_adjacent() -> None:
 
 
 def test_the_kernel_takes_all_these_shapes() -> None:
-    refused = [h for h in SHAPES if find_row_attention(h.head_dim, h.dtype) is not attend_rows]
-    assert refused == []
+    assert [h for h in SHAPES if not can_attend_rows(h.head_dim, h.dtype)] == []
 
 
 @pytest.mark.parametrize(
@@ -388,9 +386,9 @@ def test_the_kernel_takes_all_these_shapes() -> None:
 def test_the_kernel_does_not_take_heads_that_no_vector_divides(
     head_dim: int, dtype: torch.dtype
 ) -> None:
-    assert find_row_attention(head_dim, dtype) is None
+    assert not can_attend_rows(head_dim, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_the_kernel_does_not_take_other_dtypes(dtype: torch.dtype) -> None:
-    assert find_row_attention(64, dtype) is None
+    assert not can_attend_rows(64, dtype)

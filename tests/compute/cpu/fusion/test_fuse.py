@@ -14,7 +14,6 @@ from deployments.compute.cpu.linear.prepacked_linear import can_prepack
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 from deployments.engine.model.loader import prepare_model
-from deployments.engine.model.speedups import find_speedups
 from deployments.engine.model.traced_forward import TracedForward, trace
 from tests.compute.cpu.fusion.exactness import exact
 from tests.engine.attention.extents import make_cache
@@ -60,9 +59,7 @@ def cache_of(model: PreTrainedModel) -> KVCache:
 def traced(name: str, dtype: torch.dtype) -> tuple[TracedForward, KVShape]:
     """Trace a family once; a test that changes the trace must copy it."""
     model = prepared(name, dtype)
-    return TracedForward(model, find_speedups(CPU)), KVShape.of(
-        model.config.get_text_config(), dtype
-    )
+    return TracedForward(model, has_kernels=True), KVShape.of(model.config.get_text_config(), dtype)
 
 
 def counts(graph: torch.fx.GraphModule | None) -> Counts:
@@ -94,7 +91,7 @@ def test_every_chain_of_a_family_is_fused(name: str, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("name", WITHOUT[:2])
 def test_a_model_without_such_chains_runs_as_it_was_traced(name: str) -> None:
-    assert not TracedForward(prepared(name, torch.float32), find_speedups(CPU)).unfuse()
+    assert not TracedForward(prepared(name, torch.float32), has_kernels=True).unfuse()
 
 
 @torch.inference_mode()
@@ -134,7 +131,7 @@ def test_fused_steps_give_the_logits_of_the_trace(name: str, dtype: torch.dtype)
 @pytest.mark.parametrize("name", ["qwen2", "gemma3_text"])
 def test_a_trace_in_bfloat16_stays_fused(name: str) -> None:
     model = prepared(name, torch.bfloat16)
-    forward = trace(model, cache_of(model), find_speedups(CPU))
+    forward = trace(model, cache_of(model), has_kernels=True)
     assert isinstance(forward, TracedForward)
     assert forward.unfuse()
 
@@ -144,7 +141,7 @@ def test_kernels_that_give_other_values_are_logged_and_not_used(
 ) -> None:
     monkeypatch.setattr(ops, "rotate", lambda heads, cosines, sines: heads * cosines.unsqueeze(1))
     model = prepared("qwen2", torch.float32)
-    forward = trace(model, cache_of(model), find_speedups(CPU))
+    forward = trace(model, cache_of(model), has_kernels=True)
     assert isinstance(forward, TracedForward)
     assert not forward.unfuse()
     assert "operators are not fused: the logits would differ" in caplog.text

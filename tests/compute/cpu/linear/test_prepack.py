@@ -6,7 +6,7 @@ from weakref import ref
 import pytest
 import torch
 
-from deployments.compute.cpu.attention.row_attention import find_row_attention
+from deployments.compute.cpu.attention.row_attention import can_attend_rows
 from deployments.compute.cpu.linear import prepacked_linear
 from deployments.compute.cpu.linear.merged_linear import MergedLinearPart
 from deployments.compute.cpu.linear.packed_linear import PackedLinear
@@ -16,7 +16,6 @@ from deployments.compute.cpu.linear.quantized_linear import Int8Linear, quantiza
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import ChunkRows, PackedStep
 from deployments.engine.model.loader import LoadedModel, load_model
-from deployments.engine.model.speedups import find_speedups
 from deployments.engine.model.traced_forward import TracedForward
 from deployments.plan.kv_layout import KVLayout
 from tests.compute.cpu.linear.linears import assert_near, linear, rows_of
@@ -236,7 +235,7 @@ def engine_logits(loaded: LoadedModel, prompt: list[int]) -> torch.Tensor:
         layout,
         max_model_len=16,
         device=torch.device("cpu"),
-        attend_rows=find_row_attention(shape.head_dim, shape.dtype),
+        attends_in_place=can_attend_rows(shape.head_dim, shape.dtype),
     )
     step = PackedStep(kv, (), (), (ChunkRows(0, starts, 0, len(prompt)),))
     inputs = (
@@ -244,7 +243,7 @@ def engine_logits(loaded: LoadedModel, prompt: list[int]) -> torch.Tensor:
         torch.arange(len(prompt))[None],
         torch.tensor([len(prompt) - 1]),
     )
-    return TracedForward(loaded.model, find_speedups(loaded.model.device))(*inputs, step)[0]
+    return TracedForward(loaded.model, has_kernels=True)(*inputs, step)[0]
 
 
 def test_a_layer_of_an_unknown_dtype_stays() -> None:

@@ -12,7 +12,7 @@ import torch
 from deployments.compute.cpu.linear.packed_linear import PackedLinear
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
 from deployments.compute.cpu.linear.quantized_linear import Int8Linear, quantization_obstacle
-from deployments.compute.cpu.memory import ReservedMemory, keep_freed_memory, use_huge_pages
+from deployments.compute.host_memory import ReservedMemory, keep_freed_memory, use_huge_pages
 
 NUM_BYTES = 200 * 2**20
 HUGE = 2**21
@@ -21,7 +21,7 @@ SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 FREES_MUCH = f"""
 import sys
 from pathlib import Path
-from deployments.compute.cpu.memory import keep_freed_memory
+from deployments.compute.host_memory import keep_freed_memory
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -145,7 +145,7 @@ def test_reserved_memory_takes_pages_as_they_are_written_and_gives_them_back() -
     code = f"""
 from pathlib import Path
 import torch
-from deployments.compute.cpu.memory import ReservedMemory
+from deployments.compute.host_memory import ReservedMemory
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * {PAGE}

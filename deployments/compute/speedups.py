@@ -1,0 +1,108 @@
+"""The door to the CPU's kernels: engine, poolers and commands import nothing of `compute.cpu`.
+
+llvmlite compiles the kernels, and a machine with a GPU may lack it. So functions import what needs
+it when they are called.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from transformers import PreTrainedModel
+
+from deployments.compute.cpu.attention.row_attention import KVRows, attend_rows, can_attend_rows
+from deployments.compute.cpu.jit.launch import releasing_gil
+from deployments.compute.cpu.linear.packed_embedding import is_tied, look_up_in_head
+from deployments.compute.cpu.linear.prepack import (
+    is_single_row_exact,
+    leave_file,
+    num_weight_bytes,
+    prepack,
+)
+from deployments.compute.cpu.linear.prepacked_linear import can_prepack
+from deployments.compute.cpu.linear.quantization import check_quantization, quantize_model
+from deployments.plan.processor import features, has_bfloat16
+
+__all__ = (
+    "KVRows",
+    "attend_rows",
+    "can_attend_rows",
+    "check_quantization",
+    "describe_kernels",
+    "has_kernels",
+    "is_single_row_exact",
+    "num_weight_bytes",
+    "pack_weights",
+    "releasing_gil",
+    "use_kernels",
+)
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Return whether a device runs these kernels."""
+    return device.type == "cpu"
+
+
+def use_kernels(graph: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
+    """Make a graph use the kernels of linear layers.
+
+    Args:
+        graph: Traced by `trace_graph`; its weights are packed.
+
+    Returns:
+        A copy with fused operators too; None if none can be fused.
+    """
+    from deployments.compute.cpu.fusion.fuse import fuse
+    from deployments.compute.cpu.linear.small_batch_linear import use_small_batch_linear
+
+    fused = fuse(graph)
+    for each in filter(None, (graph, fused)):
+        use_small_batch_linear(each)
+    return fused
+
+
+def pack_weights(model: torch.nn.Module, quantization: str | None = None) -> None:
+    """Quantize a model's weights if asked to, and lay them out for the kernels, in place.
+
+    Args:
+        model: On the CPU; a language model if it is to be quantized.
+        quantization: As `check_quantization` accepts it.
+
+    Raises:
+        UnsupportedModelError: The model can't be quantized.
+    """
+    if quantization is not None:
+        assert isinstance(model, PreTrainedModel)
+        quantize_model(model, quantization)
+    was_tied = is_tied(model)
+    prepack(model)
+    if was_tied:
+        look_up_in_head(model)
+    leave_file(model)
+
+
+def describe_kernels() -> Iterator[tuple[str, str]]:
+    """Yield what is computed on this machine, and how, in words."""
+    from deployments.compute.cpu.attention.head_shape import machine_lanes
+    from deployments.compute.cpu.jit.kernel_program import can_run
+    from deployments.compute.cpu.jit.openmp import find_parallel
+    from deployments.compute.cpu.linear.quantized_linear import quantization_obstacle
+    from deployments.compute.cpu.linear.small_batch_kernel import find_arithmetic
+
+    has_threads = find_parallel() is not None
+    yield "bfloat16", "fast" if has_bfloat16() else "slow; dtype auto takes float32 instead"
+    threads = "all threads" if has_threads else "one thread; see the log"
+    yield "attention", f"vectors of {machine_lanes()} float32, {threads}"
+    for dtype in ("float32", "bfloat16"):
+        arithmetic = find_arithmetic(features(), is_bfloat16=dtype == "bfloat16")
+        if arithmetic is None or not has_threads:
+            others = "oneDNN's kernels" if can_prepack(getattr(torch, dtype)) else "torch's own"
+            yield f"{dtype} layers", f"{others}; decode steps run call by call"
+        else:
+            steps = "as programs" if can_run() else "call by call"
+            how = f"our kernel, vectors of {arithmetic.lanes} sums; decode steps run {steps}"
+            yield f"{dtype} layers", how
+    obstacle = quantization_obstacle()
+    yield (
+        "quantized layers",
+        f"can't run: {obstacle}" if obstacle else "int8 and int4 by our kernel",
+    )
