@@ -25,7 +25,7 @@ from serve_app.api.tools.parsing.events import (
     Event,
     Text,
 )
-from serve_app.backends.streams.text_stream import TrueFinish, true_finish
+from serve_app.backends.streams.choices import TrueFinish, true_finish
 from serve_app.http.request_record import note_finish
 
 CALL_ID_LENGTH = 24

@@ -19,8 +19,7 @@ from serve_app.api.openai.logprobs import (
     prompt_positions,
 )
 from serve_app.api.openai.usage import read_with_usage
-from serve_app.backends.streams.choices import Choices
-from serve_app.backends.streams.text_stream import true_finish
+from serve_app.backends.streams.choices import Choices, true_finish
 
 
 async def whole_answer(

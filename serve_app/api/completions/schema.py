@@ -15,7 +15,7 @@ from serve_app.api.openai.answer_schema import PROMPT_LOGPROBS, AnswerFields, Ch
 from serve_app.api.openai.logprobs import CompletionLogprobs, PromptPositions
 from serve_app.api.openai.text_schema import PROMPT_FORMS, PromptTokenIds, Text
 from serve_app.api.openai.usage import Usage
-from serve_app.backends.streams.text_stream import TrueFinish
+from serve_app.backends.streams.choices import TrueFinish
 from serve_app.config import MAX_NUM_CHOICES, LimitsConfig
 
 DEFAULT_MAX_TOKENS = 16

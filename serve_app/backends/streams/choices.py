@@ -10,13 +10,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from secrets import token_hex
-from typing import Any, Self
+from typing import Any, Literal, Self, cast
 
+from deployments.contract.errors import RaystreamError, overload_reason
 from deployments.contract.generation import GenerationRequest, RequestGroup
 from deployments.contract.output import TextDelta
 from deployments.contract.reasoning_format import PromptReasoning
 from serve_app.backends.replicas.backend import Backend, GenerationStream
-from serve_app.backends.streams.text_stream import joined_deltas
+from serve_app.http.request_record import current_record
+
+TrueFinish = Literal["stop", "length"]
 
 
 class Choices:
@@ -109,9 +112,9 @@ class Choices:
         """Yield each answer's deltas with the answer's index, as they come.
 
         Raises:
-            RaystreamError: One of the answers has failed; see `text_stream.joined_deltas`.
+            RaystreamError: One of the answers has failed; see `GenerationStream`.
         """
-        readers = [joined_deltas(stream, at) for at, stream in enumerate(self._streams)]
+        readers = [_joined(stream, at) for at, stream in enumerate(self._streams)]
         return readers[0] if len(readers) == 1 else _merged(readers)
 
     async def read_to_end(self) -> list[TextDelta]:
@@ -148,6 +151,41 @@ def _as_group(requests: Sequence[GenerationRequest]) -> Sequence[GenerationReque
 
 async def _return(stream: GenerationStream) -> GenerationStream:
     return stream
+
+
+async def _joined(
+    stream: GenerationStream, choice_index: int
+) -> AsyncGenerator[tuple[int, TextDelta], None]:
+    """Yield the choice's index and one delta for each list of deltas that arrived together.
+
+    The index costs nothing here; another generator around this one would cost time per message.
+
+    Args:
+        stream: The source of the deltas.
+        choice_index: The index of the stream's answer in the request.
+
+    Raises:
+        RaystreamError: The text was not finished; see `GenerationStream`.
+    """
+    record = current_record()
+    try:
+        async for deltas in stream:
+            if not deltas:
+                continue
+            delta = TextDelta.join(deltas)
+            if record is not None:
+                record.gained(len(delta.token_ids), true_finish(delta))
+            yield choice_index, delta
+    except RaystreamError as error:
+        if record is not None:
+            record.failed(error.code, overload_reason(error))
+        raise
+
+
+def true_finish(delta: TextDelta) -> TrueFinish | None:
+    """Return why the text ended, as OpenAI names it; None if it goes on."""
+    reason = delta.finish_reason  # of a stream, which has no other
+    return None if reason is None else cast("TrueFinish", reason.value)
 
 
 async def _merged(
