@@ -13,7 +13,6 @@ from typing import Literal
 
 from deployments.contract.output import TextDelta
 from deployments.contract.tool_call_format import ToolCallFormat
-from serve_app.api.reasoning.parser import SplitText
 from serve_app.api.reasoning.separation import Separation
 from serve_app.api.tools.offer import ToolOffer
 from serve_app.api.tools.parsing.events import (
@@ -25,6 +24,7 @@ from serve_app.api.tools.parsing.events import (
     Event,
     Text,
 )
+from serve_app.api.tools.parsing.parser import ToolCallParser
 from serve_app.backends.streams.choices import TrueFinish, true_finish
 from serve_app.http.request_record import note_finish
 
@@ -91,30 +91,33 @@ class AnswerReader:
 
     def feed(self, delta: TextDelta) -> list[AnswerEvent]:
         """Return what a delta adds."""
-        finish = true_finish(delta)
-        split = self._split(delta.text, is_last=finish is not None)
-        found: list[AnswerEvent] = [Reasoning(split.reasoning)] if split.reasoning else []
-        found += self._answer(split.content, finish)
+        finish, text = true_finish(delta), delta.text
+        found: list[AnswerEvent] = []
+        if self._splitter is not None:
+            split = self._splitter.feed(text)
+            if finish is not None:
+                split += self._splitter.finish()
+            text = split.content
+            if split.reasoning:
+                found.append(Reasoning(split.reasoning))
+        if self._parser is not None:
+            found += map(self._named, self._parse(self._parser, text, finish))
+        elif text:
+            found.append(Text(text))
         if finish is not None:
             reason: AnswerFinish = "tool_calls" if self._has_called and finish == "stop" else finish
             note_finish(reason)
             found.append(Finished(reason, delta.stop))
         return found
 
-    def _split(self, text: str, *, is_last: bool) -> SplitText:
-        if self._splitter is None:
-            return SplitText(content=text)
-        split = self._splitter.feed(text)
-        return split + self._splitter.finish() if is_last else split
-
-    def _answer(self, text: str, finish: TrueFinish | None) -> Iterable[AnswerEvent]:
-        if self._parser is None:
-            return [Text(text)] if text else []
-        events = self._parser.feed(text)
+    def _parse(
+        self, parser: ToolCallParser, text: str, finish: TrueFinish | None
+    ) -> Iterable[Event]:
+        events = parser.feed(text)
         if finish is not None:
-            events += self._parser.finish(is_cut=finish == "length")
+            events += parser.finish(is_cut=finish == "length")
         self._has_called |= any(isinstance(event, CallEnded) for event in events)
-        return map(self._named, events)
+        return events
 
     def _named(self, event: Event) -> AnswerEvent:
         if not isinstance(event, CallStarted):
