@@ -98,8 +98,10 @@ def serve(
     api_key: Annotated[
         str | None,
         typer.Option(
-            help="A key that clients need. Other users see it in the list of processes: better in "
-            "the environment, as RAYSTREAM_API_KEYS.",
+            help="A key that clients need: 16 to 256 letters, digits and signs, without commas and "
+            "colons. Other users see it in the list of processes: better in the environment, as "
+            "RAYSTREAM_API_KEYS, which holds one such key, or name:sha256 pairs with commas "
+            "between them.",
             show_default=False,
         ),
     ] = None,

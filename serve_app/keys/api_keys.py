@@ -37,6 +37,11 @@ ENVIRONMENT_VARIABLE: Final = "RAYSTREAM_API_KEYS"
 DEFAULT_NAME: Final = "default"
 MIN_PLAIN_LENGTH: Final = 16
 
+PLAIN_RULE: Final = (
+    f"{MIN_PLAIN_LENGTH} to 256 letters, digits and signs, without spaces, commas and colons"
+)
+"""What a key of one's own choice must be."""
+
 _PAIR = re.compile(r"([A-Za-z0-9_.@-]{1,64}):([0-9a-f]{64})")
 _PLAIN = re.compile(
     rf"[\x21-\x2b\x2d-\x39\x3b-\x7e]{{{MIN_PLAIN_LENGTH},256}}"
@@ -80,6 +85,11 @@ def hash_key(key: str) -> str:
     return sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def is_plain(key: str) -> bool:
+    """Return whether a key of one's own choice is one; see `PLAIN_RULE`."""
+    return _PLAIN.fullmatch(key) is not None
+
+
 def load_api_keys(
     config: AuthConfig, root: Path, environment: Mapping[str, str] = os.environ
 ) -> KeyRing | None:
@@ -105,7 +115,9 @@ def load_api_keys(
                 f"{ENVIRONMENT_VARIABLE} and auth.allow_anonymous: true contradict each other; "
                 "unset one of them"
             )
-        keys += read_environment(text)
+        # A file that `raystream serve --save` wrote has the keys that the environment had.
+        known = {(key.name, key.sha256) for key in keys}
+        keys += [key for key in read_environment(text) if (key.name, key.sha256) not in known]
     _require_distinct(keys)
     return KeyRing(tuple(keys)) if keys else None
 
@@ -136,14 +148,13 @@ def read_environment(text: str) -> tuple[ApiKey, ...]:
     Raises:
         ApiKeysError: It holds neither pairs nor one plain key.
     """
-    if _PLAIN.fullmatch(text):
+    if is_plain(text):
         return (ApiKey(name=DEFAULT_NAME, sha256=hash_key(text)),)
     pairs = [_PAIR.fullmatch(part.strip()) for part in text.split(",")]
     if not all(pairs):
         raise ApiKeysError(
             f"{ENVIRONMENT_VARIABLE}: write name:sha256 pairs separated by commas, as "
-            f"`raystream new-key NAME` prints them, or one plain key of {MIN_PLAIN_LENGTH} "
-            "characters or more, without commas and colons"
+            f"`raystream new-key NAME` prints them, or one plain key: {PLAIN_RULE}"
         )
     return tuple(ApiKey(name=pair[1], sha256=pair[2]) for pair in pairs if pair)
 

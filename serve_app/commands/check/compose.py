@@ -2,9 +2,10 @@
 
 A FILE is served as it is, but for `--host`, `--port` and `--api-key`, which stand in for its own
 keys. For models, a file is composed: what their files say, what the options say, and the health
-checks and shutdown times of the shipped file. `--save` keeps it.
+checks and shutdown times of the shipped file. `--save` keeps it, with the keys of the environment.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -24,6 +25,7 @@ from serve_app.commands.check.model_source import (
     read_all,
 )
 from serve_app.config import model_id_of
+from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE, ApiKeysError, read_environment
 from serve_app.strict_yaml import UniqueKeyLoader
 
 BUILDER: Final = "serve_app.app:build"
@@ -236,7 +238,10 @@ def compose(options: ServeOptions, known: KnownFiles | None = None) -> dict[str,
         _entry(id_, source, revision, found[source, revision], options)
         for id_, (source, revision) in zip(ids, given, strict=True)
     ]
-    auth = {} if options.api_key_sha256 is None else {"auth": {"api_keys": [_key(options)]}}
+    keys = [] if options.api_key_sha256 is None else [_key(options)]
+    if options.save is not None:
+        keys += _environment_keys(os.environ)
+    auth = {"auth": {"api_keys": keys}} if keys else {}
     sections = [
         {"name": id_.replace("/", "--"), "num_replicas": options.num_replicas or 1, **MODEL}
         for id_ in ids
@@ -256,6 +261,15 @@ def compose(options: ServeOptions, known: KnownFiles | None = None) -> dict[str,
 def _key(options: ServeOptions) -> dict[str, Any]:
     # The user who starts the server is its operator.
     return {"name": "default", "sha256": options.api_key_sha256, "scopes": ["operate"]}
+
+
+def _environment_keys(environment: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the keys of the environment, so that a saved file serves with them anywhere."""
+    try:
+        keys = read_environment(environment.get(ENVIRONMENT_VARIABLE, "").strip())
+    except ApiKeysError:  # of what is set the check says what is wrong
+        return []
+    return [{"name": key.name, "sha256": key.sha256} for key in keys]
 
 
 def _source_of(name: str) -> tuple[str, str | None]:
@@ -343,7 +357,7 @@ def in_words(problem: str) -> str:
     if path.startswith("http_options."):
         return f"--{key}: {message}"
     if ".args.auth" in path:
-        return f"--api-key: {message}; or give --api-key"
+        return message if message.startswith("API keys: ") else f"{message}; or give --api-key"
     if path.startswith(MODELS) and key in (*ENTRY_OPTIONS, "task"):
         return f"--{_option(key)}: {message}"
     return message if path.startswith("applications") else problem

@@ -31,7 +31,7 @@ from serve_app.commands.check.model_source import KnownFiles, SourceError
 from serve_app.commands.check.ray_check import MAX_PORT, host_problem
 from serve_app.commands.server_environment import HAPROXY, HAPROXY_PORTS, is_free
 from serve_app.config import AppConfig
-from serve_app.keys.api_keys import ApiKeysError, load_api_keys
+from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE, ApiKeysError, load_api_keys
 from serve_app.placement import Demand, Node, demands_of, fits, stated_demands
 from serve_app.sharing import known_shares
 from serve_app.shipped_files import SHIPPED
@@ -161,10 +161,13 @@ def _application_faults(
         keys = load_api_keys(config.auth, SHIPPED)
     except ApiKeysError as error:
         keys = None
-        where = f"{path}.args.auth"
-        if "api_keys_file" in str(error):
+        where, told = f"{path}.args.auth", str(error)
+        if "api_keys_file" in told:
             where += ".api_keys_file"
-        faults.append(f"{where}: {str(error).removeprefix('auth.api_keys_file: ')}")
+        is_of_variable = told.startswith(f"{ENVIRONMENT_VARIABLE}: ")
+        faults.append(
+            told if is_of_variable else f"{where}: {told.removeprefix('auth.api_keys_file: ')}"
+        )
     return faults, config, keys is not None and bool(keys.limited)
 
 

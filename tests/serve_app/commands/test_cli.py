@@ -62,15 +62,15 @@ def test_the_driver_runs_under_the_supervisor(supervised: list[list[str]]) -> No
 def test_models_and_options_reach_the_driver_and_of_a_key_only_its_hash(
     supervised: list[list[str]],
 ) -> None:
-    options = ["--port", "8001", "--num-cpus", "auto", "--api-key", "sk-mine-12345"]
+    options = ["--port", "8001", "--num-cpus", "auto", "--api-key", "sk-mine-12345678"]
     assert CliRunner().invoke(app, ["serve", "Qwen/Qwen3-0.6B", ".", *options]).exit_code == 3
     (command,) = supervised
-    assert "sk-mine-12345" not in " ".join(command)
+    assert "sk-mine-12345678" not in " ".join(command)
     assert ServeOptions.parse(command[len(DRIVER) :]) == ServeOptions(
         ("Qwen/Qwen3-0.6B", "."),
         port=8001,
         num_cpus="auto",
-        api_key_sha256=sha256(b"sk-mine-12345").hexdigest(),
+        api_key_sha256=sha256(b"sk-mine-12345678").hexdigest(),
     )
 
 
@@ -79,7 +79,7 @@ def test_models_and_options_reach_the_driver_and_of_a_key_only_its_hash(
     [
         (["a.yaml", "b/c"], "give either one FILE or models; a.yaml is a file"),
         (["a.yaml", "--task", "embed", "--save", "b.yaml"], "a.yaml has --task, --save itself"),
-        (["b/c", "--api-key", "short"], "it must be 8 to 256 letters, digits and signs"),
+        (["b/c", "--api-key", "short"], "it must be 16 to 256 letters, digits and signs"),
         (["b/c", "--port", "0"], "greater than or equal to 1"),
     ],
 )

@@ -19,6 +19,8 @@ from serve_app.commands.check.compose import (
 )
 from serve_app.commands.check.model_source import ModelFiles, SourceError
 from serve_app.commands.check.preflight import Depth, examine
+from serve_app.config import AppConfig
+from serve_app.keys.api_keys import load_api_keys
 
 ROOT = Path(__file__).resolve().parents[4]
 SHIPPED = ROOT / "models"
@@ -149,6 +151,34 @@ def test_options_are_keys_of_the_file(here: Path) -> None:
     assert ServeOptions.parse(options.arguments()) == options
 
 
+def test_a_saved_file_serves_with_the_keys_of_the_environment(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "secret-key-number-1"
+    pairs = {"a": sha256(b"1").hexdigest(), "b": sha256(b"2").hexdigest()}
+    for given, keys in (
+        (secret, {"default": sha256(secret.encode()).hexdigest()}),
+        (", ".join(f"{name}:{sha}" for name, sha in pairs.items()), pairs),
+    ):
+        monkeypatch.setenv("RAYSTREAM_API_KEYS", given)
+        found = configuration(ServeOptions(("models/pydoc-chat",), save="my.yaml"))
+        assert secret not in found.text
+        # In the same shell, too, where the variable adds what the file has already.
+        assert find_faults_of_keys(found.text) == []
+        monkeypatch.delenv("RAYSTREAM_API_KEYS")
+        args = yaml.safe_load(found.text)["applications"][0]["args"]
+        ring = load_api_keys(AppConfig.model_validate(args).auth, here)
+        assert {key.name: key.sha256 for key in (ring.keys if ring else ())} == keys
+    monkeypatch.setenv("RAYSTREAM_API_KEYS", "too-short")
+    found = configuration(ServeOptions(("models/pydoc-chat",), save="my.yaml"))
+    (fault,) = find_faults_of_keys(found.text)
+    assert in_words(fault).startswith("RAYSTREAM_API_KEYS: write name:sha256 pairs")
+
+
+def find_faults_of_keys(text: str) -> list[str]:
+    return [each for each in examine(text, Depth.MACHINE).faults if "KEYS" in each or "key" in each]
+
+
 def test_a_composed_configuration_is_a_file_without_faults(here: Path) -> None:
     for name in ("pydoc-chat", "pydoc-detector", "pydoc-search"):
         found = configuration(ServeOptions((f"models/{name}",)))
@@ -226,7 +256,9 @@ def test_a_name_is_a_file_or_a_model(here: Path, name: str, expected: bool) -> N
             "too many; write `--num-cpus auto`",
         ),
         ("applications[0].args.models[0].source: there is no", "there is no"),
-        ("applications[0].args.auth: no keys", "--api-key: no keys; or give --api-key"),
+        ("applications[0].args.auth: no keys", "no keys; or give --api-key"),
+        ("applications[0].args.auth: API keys: twice", "API keys: twice"),
+        ("RAYSTREAM_API_KEYS: write pairs", "RAYSTREAM_API_KEYS: write pairs"),
         ("RAY_SERVE_X: no port", "RAY_SERVE_X: no port"),
     ],
 )
