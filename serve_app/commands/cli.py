@@ -412,6 +412,7 @@ def plan(
     For example: `raystream plan --model Qwen/Qwen2.5-7B-Instruct --gpu-memory 48GiB --share 0.5`
     """
     from serve_app.commands.check import plan as planning
+    from serve_app.commands.check.compose import is_file
 
     sizes = {
         "max_model_len": max_model_len,
@@ -422,6 +423,8 @@ def plan(
     given = {name: size for name, size in sizes.items() if size is not None}
     if (file is None) == (model is None):
         raise typer.BadParameter("give either a FILE or --model")
+    if file is not None and not is_file(str(file)):
+        raise typer.BadParameter(f"{file} is no configuration; for a model write --model {file}")
     if file is not None and (given or dtype != "auto" or share is not None):
         raise typer.BadParameter("a FILE has its models' sizes, dtypes and shares itself")
     if gpus is not None and gpu_memory is None:

@@ -7,7 +7,6 @@ must agree on. `preflight` adds what this machine tells: the models' files, its 
 """
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from difflib import get_close_matches
@@ -28,7 +27,7 @@ from serve_app.commands.check.ray_check import application_problems, server_prob
 from serve_app.config import INGRESS_NAME, LEDGER_NAME, AppConfig
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
 from serve_app.middleware.auth import UnprotectedServerError, require_protection
-from serve_app.strict_yaml import UniqueKeyLoader
+from serve_app.strict_yaml import UniqueKeyLoader, in_words, line_of
 
 LOAD_POLICY = "deployments.autoscaling:LoadPolicy"
 OWN_NAMES = (INGRESS_NAME, LEDGER_NAME)
@@ -39,9 +38,6 @@ ROOM_BYTES: Final = 8 * 2**10
 """What the buffer holds beyond names and values: 1 KiB that HAProxy keeps free for rewriting, the
 request line with its path, and what separates the headers, at most 101 of them.
 """
-
-STEP = re.compile(r"(?P<key>[^.\[\]]+)|\[(?P<index>\d+)\]")
-"""A part of a path such as `applications[0].args`."""
 
 # Sections that are plain mappings in Ray's schema, although Ray reads only these keys.
 MAPPING_KEYS = {
@@ -88,23 +84,8 @@ class BatchingConfig(StrictModel):
 
 
 def place(name: str, text: str, problem: str) -> str:
-    """Return a file's name, with the line of the innermost section that a problem's path names."""
-    try:
-        node = yaml.compose(text, Loader=UniqueKeyLoader)
-    except yaml.YAMLError:  # its message names the line
-        return name
-    line = None
-    for step in STEP.finditer(_path_in(problem)):
-        if step["key"] is not None and isinstance(node, yaml.MappingNode):
-            found = [pair for pair in node.value if pair[0].value == step["key"]]
-        elif step["index"] is not None and isinstance(node, yaml.SequenceNode):
-            found = [(item, item) for item in node.value[int(step["index"]) :][:1]]
-        else:
-            found = []
-        if not found:
-            break
-        (marked, node), *_ = found
-        line = marked.start_mark.line + 1
+    """Return a file's name, with the line of what a problem speaks of."""
+    line = line_of(text, _path_in(problem))
     return name if line is None else f"{name}:{line}"
 
 
@@ -118,7 +99,7 @@ def find_problems(text: str) -> list[str]:
     try:
         document = yaml.load(text, Loader=UniqueKeyLoader)  # a SafeLoader
     except yaml.YAMLError as error:
-        return [_one_line(str(error))]
+        return [in_words(error)]
     if not isinstance(document, dict):
         return ["the file must hold a mapping with the key 'applications'"]
     misshapen = list(_misshapen_sections(document, ServeDeploySchema, ""))

@@ -349,7 +349,7 @@ def in_yaml(document: Mapping[str, Any], names: Sequence[str]) -> str:
     )
 
 
-def in_words(problem: str) -> str:
+def in_words(problem: str, num_models: int = 1) -> str:
     """Return a problem of a composed configuration in the words of the command line."""
     path, _, message = problem.partition(": ")
     message = KEY_IN_WORDS.sub(lambda found: f"`--{_option(found[1])} {found[2]}`", message)
@@ -358,6 +358,9 @@ def in_words(problem: str) -> str:
         return f"--{key}: {message}"
     if ".args.auth" in path:
         return message if message.startswith("API keys: ") else f"{message}; or give --api-key"
+    if key == "task" and num_models > 1:  # the other models may do nothing else
+        what, _, _ = message.partition("; write ")
+        return f"--task: {what}; leave --task out: each model then does what its files say"
     if path.startswith(MODELS) and key in (*ENTRY_OPTIONS, "task"):
         return f"--{_option(key)}: {message}"
     return message if path.startswith("applications") else problem

@@ -42,7 +42,7 @@ from deployments.plan.replica_plan import (
 from serve_app.commands.check.model_source import ModelFiles, SourceError, read_files
 from serve_app.config import AppConfig
 from serve_app.sharing import resolve_models, to_spec
-from serve_app.strict_yaml import UniqueKeyLoader
+from serve_app.strict_yaml import UniqueKeyLoader, why_unreadable
 
 LENGTHS: Final = (1024, 4096, 16_384)
 """Lengths of sequences for which a plan says how many run at once, in tokens."""
@@ -158,7 +158,7 @@ def models_of(file: Path) -> tuple[ModelConfig, ...]:
         models = AppConfig.model_validate(found[0]).models
         return tuple(_beside(model, file.parent) for model in models)
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"{file} can't be read: {error}") from error
+        raise PlanError(f"{file}: {why_unreadable(error)}") from error
     except (yaml.YAMLError, TypeError, KeyError, AttributeError, ValidationError) as error:
         raise PlanError(f"{file} is not right; `raystream check {file}` says where") from error
 

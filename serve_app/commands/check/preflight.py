@@ -35,7 +35,7 @@ from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE, ApiKeysError, load_api
 from serve_app.placement import Demand, Node, demands_of, fits, stated_demands
 from serve_app.sharing import known_shares
 from serve_app.shipped_files import SHIPPED
-from serve_app.strict_yaml import UniqueKeyLoader
+from serve_app.strict_yaml import UniqueKeyLoader, why_unreadable
 
 M = TypeVar("M", bound=StrictModel)
 
@@ -81,11 +81,8 @@ def is_faultless(name: str, depth: Depth, *, with_notes: bool = False) -> bool:
     """Print what is wrong with a file to standard error; return whether nothing is."""
     try:
         text = Path(name).read_text(encoding="utf-8")
-    except OSError as error:
-        sys.stderr.write(f"{name}: {error.strerror}\n")
-        return False
-    except UnicodeDecodeError as error:
-        sys.stderr.write(f"{name} is not text in UTF-8: {error.reason} at byte {error.start}\n")
+    except (OSError, UnicodeDecodeError) as error:
+        sys.stderr.write(f"{name}: {why_unreadable(error)}\n")
         return False
     with chdir(Path(name).parent):  # from which relative paths in the file start
         found = examine(text, depth)
@@ -354,7 +351,10 @@ def _examine_http(given: object, found: Findings, *, is_start: bool) -> None:
         return
     for problem in address_problems(http):
         is_taken = problem.startswith("http_options.port: ")
-        (found.notes if is_taken and not is_start else found.faults).append(problem)
+        if is_taken and is_start:
+            found.faults.append(f"{problem}; or for this start: --port PORT")
+        else:
+            (found.notes if is_taken else found.faults).append(problem)
     if is_start:
         found.faults += haproxy_problems(http)
 
@@ -370,7 +370,7 @@ def address_problems(http: HTTPOptionsSchema) -> Iterator[str]:
         )
     else:
         if problem is not None:
-            yield f"http_options.port: {problem}; or for this start: --port PORT"
+            yield f"http_options.port: {problem}"
 
 
 def _port_problem(host: str, port: int) -> str | None:

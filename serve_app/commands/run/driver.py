@@ -62,6 +62,7 @@ from serve_app.commands.server_environment import HAPROXY
 from serve_app.config import AppConfig
 from serve_app.keys.api_keys import load_api_keys
 from serve_app.shipped_files import SHIPPED
+from serve_app.strict_yaml import why_unreadable
 
 FINAL = (UnsupportedModelError.__name__, ModelTooLargeError.__name__)
 """Errors that a further attempt to start ends with, too."""
@@ -82,7 +83,7 @@ def main() -> int:
         try:
             found = configuration(options)
         except (OSError, UnicodeDecodeError) as error:
-            sys.stderr.write(f"{options.names[0]}: {error}\n")
+            sys.stderr.write(f"{options.names[0]}: {why_unreadable(error)}\n")
             return 1
         if not _passes(found, options):
             return 1
@@ -109,7 +110,8 @@ def _passes(found: Configuration, options: ServeOptions) -> bool:
     if options.save is not None and Path(options.save).exists():
         faults.append(f"--save: {options.save} exists; name another file")
     if found.file is None:
-        told = dict.fromkeys(in_words(each) for each in faults)  # an option's, for each model
+        # An option's fault may be told for each model.
+        told = dict.fromkeys(in_words(each, len(options.names)) for each in faults)
         sys.stderr.writelines(f"Error: {each}\n" for each in told)
     else:
         text = found.file.read_text(encoding="utf-8")

@@ -286,3 +286,13 @@ def test_a_supervisor_holds_neither_ray_nor_torch() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert run.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("name", ["my-model", "owner/model"])
+def test_a_model_in_place_of_a_file_to_plan_is_told_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-model").mkdir()
+    refused = CliRunner().invoke(app, ["plan", name], env={"COLUMNS": "200"})
+    assert (refused.exit_code, f"write --model {name}" in refused.stderr) == (2, True)

@@ -266,6 +266,13 @@ def test_a_fault_is_told_in_the_words_of_the_command_line(problem: str, told: st
     assert in_words(problem) == told
 
 
+def test_of_several_models_each_may_do_something_else() -> None:
+    problem = "applications[0].args.models[1].task: 'x' does not generate; write `task: embed`"
+    assert in_words(problem, 2) == (
+        "--task: 'x' does not generate; leave --task out: each model then does what its files say"
+    )
+
+
 def test_names_in_the_saved_file_s_first_line_do_not_end_it(here: Path) -> None:
     text = configuration(ServeOptions(("models/pydoc-chat\n- x", "models/pydoc-chat"))).text
     assert re.fullmatch(

@@ -264,7 +264,7 @@ def test_the_shipped_file_is_planned_for_this_machine(monkeypatch: pytest.Monkey
         (("--model", "models/pydoc-chat", "--gpu-memory", "48"), "'48' is no size: write a number"),
         (("--model", "models/pydoc-chat", "--gpu-memory", "0GiB"), "'0GiB' holds nothing"),
         (("none.yaml",), "none.yaml: No such file"),
-        (("pyproject.toml",), "pyproject.toml: expected '<document start>'"),
+        (("pyproject.toml",), "pyproject.toml:2: it does not continue what stands above"),
     ],
 )
 def test_wrong_input_is_told_in_one_line(

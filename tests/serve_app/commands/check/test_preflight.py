@@ -177,7 +177,8 @@ def test_in_a_check_the_server_that_the_file_is_for_may_have_the_port(
         assert f"{port} is in use" in (error := capsys.readouterr().err)
         assert "--port" in error
         assert check_file(str(tmp_path / "serve_config.yaml"))
-    assert f": note: http_options.port: {port} is in use" in capsys.readouterr().err
+    assert f": note: http_options.port: {port} is in use" in (error := capsys.readouterr().err)
+    assert "--port" not in error
 
 
 EVERYTHING = """\

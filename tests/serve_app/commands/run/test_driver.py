@@ -230,6 +230,14 @@ def test_a_composed_file_lies_in_the_supervisor_s_folder_which_is_cleared_after_
     assert not any(Path(each).exists() for each in found)
 
 
+def test_a_file_that_is_not_there_is_told_in_one_plain_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["driver", "--", "nope.yaml"])
+    assert main() == 1
+    assert capsys.readouterr().err == "nope.yaml: No such file or directory\n"
+
+
 def test_a_wrong_file_is_refused_before_ray_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
