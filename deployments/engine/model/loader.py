@@ -115,7 +115,11 @@ def load_text_side(
     with wrap_load_errors(source, "its tokenizer"):
         tokenizer, processor = _load_text_side(source, config, revision)
         try:
-            generation = GenerationConfig.from_pretrained(source, revision=revision)  # type: ignore[arg-type] # None does
+            generation = GenerationConfig.from_pretrained(
+                source,
+                revision=revision,  # type: ignore[arg-type] # None does
+                trust_remote_code=False,
+            )
         except OSError:  # there is no such file; transformers then takes the model's own
             generation = GenerationConfig.from_model_config(config)
     return tokenizer, processor, generation
