@@ -23,7 +23,9 @@ PING: Final = "ping"
 DONE: Final = "[DONE]"
 
 KEY_HINT: Final = "set RAYSTREAM_API_KEY, or give --api-key"
-NO_ANSWER: Final = "nothing answers at {url}; start a server by `raystream serve`"
+NO_ANSWER: Final = (
+    "nothing answers at {url}; start a server by `raystream serve`, or name one by --url"
+)
 LOST: Final = "the connection was lost before the end of the answer"
 
 

@@ -284,8 +284,13 @@ def chat(
     ] = None,
     *,
     url: Annotated[
-        str, typer.Option(help="Where the server's API begins.")
-    ] = "http://127.0.0.1:8000/v1",
+        str | None,
+        typer.Option(
+            help="Where the server's API begins. Without it: your server on this machine, or else "
+            "http://127.0.0.1:8000/v1.",
+            show_default=False,
+        ),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="A model's id. Without it: the server's first that generates text."),

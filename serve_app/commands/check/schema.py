@@ -37,6 +37,9 @@ DRAFT: Final = "http://json-schema.org/draft-07/schema#"
 BESIDE: Final = "raystream.schema.json"
 """The name under which `new-config` writes the schema beside a file."""
 
+TITLE: Final = "serve_config.yaml"
+"""The title of the schema."""
+
 OURS: Final = "raystream."
 """How the names of our definitions begin: Ray has a `TracingConfig`, too."""
 
@@ -44,25 +47,37 @@ OURS: Final = "raystream."
 def write_new(file: Path, text: str) -> None:
     """Write a new file, whose first line names the schema to editors, and the schema beside it.
 
-    Neither is written over another; a schema that is there already and is the same stays.
+    Neither is written over another, but a schema of another version of raystream is replaced.
 
     Raises:
         OSError: One of both can't be written, and then neither is.
     """
     beside, schema = file.with_name(BESIDE), schema_text()
+    before = beside.read_text(encoding="utf-8", errors="replace") if beside.is_file() else ""
     texts = {file: f"# yaml-language-server: $schema={BESIDE}\n{text}", beside: schema}
-    if beside.is_file() and beside.read_bytes() == schema.encode():
+    if before == schema:
         del texts[beside]
     made: list[Path] = []
     try:
         for path, content in texts.items():
-            with path.open("x", encoding="utf-8") as new:
-                made.append(path)
+            is_older = path == beside and _is_ours(before)
+            with path.open("w" if is_older else "x", encoding="utf-8") as new:
+                if not is_older:
+                    made.append(path)
                 new.write(content)
     except OSError:
         for path in made:
             path.unlink()
         raise
+
+
+def _is_ours(text: str) -> bool:
+    """Return whether a text is the schema that some version has written."""
+    try:
+        schema = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(schema, dict) and schema.get("title") == TITLE
 
 
 def schema_text() -> str:
@@ -83,7 +98,7 @@ def file_schema() -> Schema:
     whole = {
         "$schema": DRAFT,
         **schema,
-        "title": "serve_config.yaml",
+        "title": TITLE,
         "description": "What raystream serves: Serve's sections, and raystream's own under `args:`",
         "$defs": definitions,
     }

@@ -86,10 +86,13 @@ class ServerRecord:
     @property
     def name(self) -> str:
         """What a user knows it by."""
-        return f"{self.url or 'a server'} ({self.file or self._what_it_runs})"
+        return f"{self.url or 'a server'} ({self.served})"
 
     @property
-    def _what_it_runs(self) -> str:
+    def served(self) -> str:
+        """The file that it serves, or the models or the command that it was started with."""
+        if self.file is not None:
+            return self.file
         if self.has_driver:
             return shlex.join(self.command[self.command.index(END_OF_OPTIONS) + 1 :])
         return shorten(shlex.join(self.command), 80)

@@ -70,7 +70,10 @@ async def test_a_server_that_does_not_run_is_named_with_the_command_that_starts_
     port = free_port()
     with pytest.raises(ChatError) as caught:
         await read(f"http://127.0.0.1:{port}")
-    expected = f"nothing answers at http://127.0.0.1:{port}/v1; start a server by `raystream serve`"
+    expected = (
+        f"nothing answers at http://127.0.0.1:{port}/v1; start a server by `raystream serve`, or "
+        "name one by --url"
+    )
     assert str(caught.value) == expected
 
 

@@ -158,7 +158,17 @@ def test_the_shipped_configuration_is_written_to_be_changed_and_never_over_anoth
     assert line == "# yaml-language-server: $schema=raystream.schema.json"
     assert rest == Path(SHIPPED).read_text()
     printed = CliRunner().invoke(app, ["schema"]).stdout
-    assert Path("raystream.schema.json").read_text() == printed
+    schema = Path("raystream.schema.json")
+    assert schema.read_text() == printed
+    for before in (printed, printed.replace("object", "older")):
+        schema.write_text(before)
+        assert CliRunner().invoke(app, ["new-config", "b.yaml"]).exit_code == 0
+        assert schema.read_text() == printed
+        Path("b.yaml").unlink()
+    schema.write_text("{}")
+    refused = CliRunner().invoke(app, ["new-config", "b.yaml"])
+    assert (refused.exit_code, refused.stderr) == (1, "Error: raystream.schema.json: File exists\n")
+    assert (schema.read_text(), Path("b.yaml").exists()) == ("{}", False)
     Path("serve_config.yaml").write_text("mine")
     refused = CliRunner().invoke(app, ["new-config"])
     assert (refused.exit_code, refused.stderr) == (1, "Error: serve_config.yaml: File exists\n")

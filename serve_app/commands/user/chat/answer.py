@@ -4,10 +4,13 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from serve_app.client.chat_client import Delta, Notice, Usage
 from serve_app.http import stream_notices
+
+LEAST_S: Final = 0.02
+"""A shorter time between the first token and the last says nothing about the speed."""
 
 
 class Screen(Protocol):
@@ -40,6 +43,7 @@ class Answer:
     now_s: Callable[[], float] = time.monotonic
     _asked_s: float = 0.0
     _first_s: float | None = None
+    _first_tokens: int = 1
     _last_s: float = 0.0
 
     async def read(self, stream: AsyncGenerator[Delta | Notice, None], screen: Screen) -> None:
@@ -60,7 +64,10 @@ class Answer:
     def _gain(self, delta: Delta, screen: Screen) -> None:
         if delta.text or delta.reasoning:
             self._last_s = self.now_s()
-            self._first_s = self._last_s if self._first_s is None else self._first_s
+            if self._first_s is None:
+                self._first_s = self._last_s
+                if delta.usage is not None:
+                    self._first_tokens = delta.usage.completion_tokens
             self.text += delta.text
             for text, is_reasoning in ((delta.reasoning, True), (delta.text, False)):
                 if text:
@@ -82,10 +89,10 @@ class Answer:
         return ", ".join(parts)
 
     def _rate(self, usage: Usage) -> str:
-        """Return the tokens a second after the first; nothing if all came together."""
+        """Return the tokens a second after the first ones; nothing if all came together."""
         assert self._first_s is not None
-        seconds = self._last_s - self._first_s
-        return f" at {(usage.completion_tokens - 1) / seconds:,.0f} a second" if seconds else ""
+        seconds, tokens = self._last_s - self._first_s, usage.completion_tokens - self._first_tokens
+        return f" at {tokens / seconds:,.0f} a second" if seconds >= LEAST_S and tokens > 0 else ""
 
 
 def _times(num: int) -> str:

@@ -8,7 +8,7 @@ import asyncio
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from serve_app.client.chat_client import ChatClient, ChatError
+from serve_app.commands.run.server_record import FoundServer, own_servers
 from serve_app.commands.user.chat.answer import Answer
 from serve_app.commands.user.chat.conversation import Conversation
 from serve_app.commands.user.chat.screens import PlainScreen, TerminalScreen, harmless
@@ -25,6 +26,8 @@ PROMPT: Final = "> "
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 COUNTED: Final = {"stream_options": {"include_usage": True}}
+
+DEFAULT_URL: Final = "http://127.0.0.1:8000/v1"
 
 HELP: Final = """\
 /system TEXT   set the system prompt; without TEXT, remove it
@@ -143,18 +146,21 @@ def _read_lines() -> str:
 
 
 def run_chat(
-    url: str,
+    url: str | None,
     api_key: str | None,
     question: str | None,
     model: str | None,
     system: str | None,
     sampling: Mapping[str, Any],
 ) -> int:
-    """Hold a conversation, or ask one question; return the exit code."""
+    """Hold a conversation, or ask one question; return the exit code.
+
+    Without a URL the server is asked that this user runs on this machine.
+    """
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     try:
         with asyncio.Runner() as runner:
-            client = ChatClient(url, api_key)
+            client = ChatClient(url or url_of_own(own_servers(os.environ)), api_key)
             chosen = model or runner.run(client.first_generator())
             conversation = Conversation(chosen, sampling, system)
             if is_terminal and question is None:
@@ -174,9 +180,22 @@ def run_chat(
     return 0
 
 
-def key_for(url: str, environment: Mapping[str, str]) -> str | None:
+def url_of_own(servers: Sequence[FoundServer]) -> str:
+    """Return where the API of this user's only server begins; the usual place if none is known.
+
+    Raises:
+        ChatError: There are several.
+    """
+    found = [each.record for each in servers if each.is_alive and each.record.url is not None]
+    if len(found) > 1:
+        names = "; ".join(f"{record.url}/v1 ({record.served})" for record in found)
+        raise ChatError(f"{len(found)} servers of yours run; name one by --url: {names}")
+    return f"{found[0].url}/v1" if found else DEFAULT_URL
+
+
+def key_for(url: str | None, environment: Mapping[str, str]) -> str | None:
     """Return OPENAI_API_KEY if it may be sent there: encrypted, and so never to a local port."""
-    is_encrypted = url.lower().startswith("https://")
+    is_encrypted = url is not None and url.lower().startswith("https://")
     return environment.get("OPENAI_API_KEY") or None if is_encrypted else None
 
 

@@ -76,6 +76,14 @@ async def test_what_the_server_does_not_count_is_not_told() -> None:
     assert together.figures() == "first token after 500 ms, 2 tokens"
 
 
+async def test_a_speed_of_no_time_or_of_no_tokens_is_not_told() -> None:
+    quick, _ = await answer_of(0.5, Delta("1", "a"), 0.01, Delta("1", "b", usage=Usage(5, 11)))
+    assert quick.figures() == "first token after 500 ms, 11 tokens"
+    first = Delta("1", "a", usage=Usage(5, 11))
+    at_once, _ = await answer_of(0.5, first, 2.0, Delta("1", " "), Delta("1", usage=Usage(5, 11)))
+    assert at_once.figures() == "first token after 500 ms, 11 tokens"
+
+
 @pytest.mark.parametrize("num", [0, 1])
 async def test_what_has_come_before_an_error_stays(num: int) -> None:
     answer, screen = await answer_of(*[Delta("1", "a")] * num, ChatError("lost"))

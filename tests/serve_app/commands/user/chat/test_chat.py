@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from serve_app.client.chat_client import ChatClient
-from serve_app.commands.user.chat.chat import Chat, key_for
+from serve_app.client.chat_client import ChatClient, ChatError
+from serve_app.commands.run.server_record import FoundServer, ServerRecord
+from serve_app.commands.user.chat.chat import Chat, key_for, url_of_own
 from serve_app.commands.user.chat.conversation import Conversation
 from tests.deadline import in_time
 from tests.serve_app.client.fake_server import Answering, Write, chunk, end, refuses, says, serving
@@ -222,10 +223,29 @@ async def test_an_error_does_not_end_the_conversation() -> None:
         assert await terminal.process.wait() == 0
 
 
+def server(url: str | None, *, is_alive: bool = True) -> FoundServer:
+    record = ServerRecord(1, 0.0, ("driver",), file="/f.yaml", url=url)
+    return FoundServer(Path("/tmp"), record, is_alive=is_alive)
+
+
+def test_without_a_url_the_user_s_own_server_is_asked() -> None:
+    killed, starting = server("http://127.0.0.1:9", is_alive=False), server(None)
+    assert url_of_own([killed, starting]) == "http://127.0.0.1:8000/v1"
+    one, two = server("http://127.0.0.1:8471"), server("http://127.0.0.1:8472/llm")
+    assert url_of_own([killed, starting, one]) == "http://127.0.0.1:8471/v1"
+    with pytest.raises(ChatError) as refused:
+        url_of_own([one, two])
+    assert str(refused.value) == (
+        "2 servers of yours run; name one by --url: http://127.0.0.1:8471/v1 (/f.yaml); "
+        "http://127.0.0.1:8472/llm/v1 (/f.yaml)"
+    )
+
+
 @pytest.mark.parametrize(
-    ("url", "key"), [("https://a.example/v1", "k"), ("http://127.0.0.1:8000/v1", None)]
+    ("url", "key"),
+    [("https://a.example/v1", "k"), ("http://127.0.0.1:8000/v1", None), (None, None)],
 )
-def test_openai_s_key_is_sent_only_encrypted(url: str, key: str | None) -> None:
+def test_openai_s_key_is_sent_only_encrypted(url: str | None, key: str | None) -> None:
     assert key_for(url, {"OPENAI_API_KEY": "k"}) == key
 
 
