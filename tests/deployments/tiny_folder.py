@@ -49,7 +49,7 @@ def save_text_model(folder: Path, model: PreTrainedModel | None = None) -> Path:
 
 def spec(source: str | Path, **changes: Any) -> ModelSpec:
     """Return the spec of a small replica."""
-    num_gpus = changes.pop("num_gpus", 0.0)
+    num_gpus, tracing = changes.pop("num_gpus", 0.0), changes.pop("tracing", None)
     values = {
         "id": "tiny",
         "source": str(source),
@@ -60,4 +60,5 @@ def spec(source: str | Path, **changes: Any) -> ModelSpec:
     }
     if changes.get("task", "generate") == "generate":
         values["max_num_seqs"] = 4
-    return ModelSpec(ModelConfig.model_validate({**values, **changes}), str(source), num_gpus)
+    entry = ModelConfig.model_validate({**values, **changes})
+    return ModelSpec(entry, str(source), num_gpus, tracing)
