@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from deployments.contract.model_spec import ModelConfig
 from deployments.contract.sampling_params import MAX_NUM_STOPS
@@ -292,5 +293,10 @@ class AppConfig(StrictModel):
             raise ValueError(f"model ids must differ: {MODELS_NAME!r} is raystream's own name")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"model ids must differ; used twice: {', '.join(twice)}")
+            second = names.index(twice[0], names.index(twice[0]) + 1)
+            raise PydanticCustomError(
+                "used_twice",
+                "model ids must differ; used twice: {names}",
+                {"names": ", ".join(twice), "place": ("models", second, "id")},
+            )
         return self

@@ -473,13 +473,15 @@ def download(
     They go into the cache, HF_HUB_CACHE; servers with HF_HUB_OFFLINE=1 read them there and need no
     network. For gated models HF_TOKEN_PATH names a file with a token.
     """
-    from serve_app.commands.check.plan import PlanError, models_of
+    from serve_app.commands.check.plan import PlanError, models_of, places_of
     from serve_app.commands.user import download as downloading
 
     cache = downloading.cache_folder()
     try:
-        models = downloading.hub_models(models_of(file))
-        if wait:
+        models = downloading.hub_models(models_of(file), places_of(file))
+        if not models:
+            typer.echo(f"{file} names no model of the hub: there is nothing to download")
+        elif wait:
             downloading.wait(models, cache, typer.echo)
         else:
             downloading.download(models, cache, downloading.fetch_from_hub, typer.echo)

@@ -6,10 +6,12 @@ Ray refuses only when it deploys them (`ray_check`), `args:` by `serve_app.confi
 must agree on. `preflight` adds what this machine tells: the models' files, its cores and ports.
 """
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from difflib import get_close_matches
+from textwrap import shorten
 from typing import Any, Final, get_args, get_origin
 
 import yaml
@@ -38,6 +40,15 @@ ROOM_BYTES: Final = 8 * 2**10
 """What the buffer holds beyond names and values: 1 KiB that HAProxy keeps free for rewriting, the
 request line with its path, and what separates the headers, at most 101 of them.
 """
+
+KINDS: Final = {
+    "float": "a number",
+    "int": "a whole number",
+    "bool": "true or false",
+    "string": "text",
+    "none": "null",
+}
+"""What a value must be, by the first word of the type of pydantic's error."""
 
 # Sections that are plain mappings in Ray's schema, although Ray reads only these keys.
 MAPPING_KEYS = {
@@ -193,12 +204,31 @@ def _invalid_values(section: Any, model: type[BaseModel], path: str) -> list[str
     try:
         model.model_validate(deepcopy(section))  # some of Ray's validators change their input
     except ValidationError as error:
-        messages: dict[str, list[str]] = {}
+        items: dict[str, list[Any]] = {}
         for item in _innermost(error.errors()):
-            message = _one_line(item["msg"].removeprefix("Value error, "))
-            messages.setdefault(_path_of(item, section, path), []).append(message)
-        return [f"{where}: {', or: '.join(found)}" for where, found in messages.items()]
+            items.setdefault(_path_of(item, section, path), []).append(item)
+        return [f"{where}: {_message(found)}" for where, found in items.items()]
     return []
+
+
+def _message(items: list[Any]) -> str:
+    """Return what is wrong with a value; of a union there is an error for each of its kinds."""
+    wanted = dict.fromkeys(map(_wanted, items))
+    if len(wanted) > 1 and None not in wanted:
+        value = items[0]["input"]
+        given = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
+        return f"must be {' or '.join(filter(None, wanted))}, not {shorten(given, 80)}"
+    return ", or: ".join(_one_line(item["msg"].removeprefix("Value error, ")) for item in items)
+
+
+def _wanted(item: Any) -> str | None:
+    """Return what one kind of a union takes; None if its error does not say so."""
+    kind = item["type"]
+    if kind == "literal_error":
+        return str(item["ctx"]["expected"]).replace("'", "")
+    if kind.startswith(("greater_than", "less_than")):
+        return str(item["msg"]).removeprefix("Input should be ")
+    return KINDS.get(kind.partition("_")[0])
 
 
 def _innermost(errors: list[Any]) -> list[Any]:
@@ -216,7 +246,7 @@ def _innermost(errors: list[Any]) -> list[Any]:
 
 def _path_of(error: Any, section: Any, path: str) -> str:
     """Return the part of an error's location that is in the file; pydantic adds union branches."""
-    for step in error["loc"]:
+    for step in (*error["loc"], *error.get("ctx", {}).get("place", ())):
         if isinstance(section, list) and isinstance(step, int):
             path, section = f"{path}[{step}]", section[step]
         elif isinstance(section, dict) and (step in section or error["type"] == "missing"):
@@ -250,6 +280,11 @@ def _application_problems(document: dict[str, Any]) -> list[str]:
     applications = document.get("applications") or []
     ours = [(i, app) for i, app in enumerate(applications) if app.get("import_path") == BUILDER]
     if not ours:
+        for index, application in enumerate(applications):
+            given = str(application.get("import_path"))
+            if get_close_matches(given, [BUILDER]):
+                where = f"applications[{index}].import_path"
+                return [f"{where}: {given!r} is not raystream's: did you mean {BUILDER!r}?"]
         return [f"applications: none has the import_path {BUILDER!r}"]
     return [
         problem

@@ -42,7 +42,7 @@ from deployments.plan.replica_plan import (
 from serve_app.commands.check.model_source import ModelFiles, SourceError, read_files
 from serve_app.config import AppConfig
 from serve_app.sharing import resolve_models, to_spec
-from serve_app.strict_yaml import UniqueKeyLoader, why_unreadable
+from serve_app.strict_yaml import UniqueKeyLoader, line_of, why_unreadable
 
 LENGTHS: Final = (1024, 4096, 16_384)
 """Lengths of sequences for which a plan says how many run at once, in tokens."""
@@ -161,6 +161,17 @@ def models_of(file: Path) -> tuple[ModelConfig, ...]:
         raise PlanError(f"{file}: {why_unreadable(error)}") from error
     except (yaml.YAMLError, TypeError, KeyError, AttributeError, ValidationError) as error:
         raise PlanError(f"{file} is not right; `raystream check {file}` says where") from error
+
+
+def places_of(file: Path) -> list[str]:
+    """Return the file's name and the line of each model that `models_of` returns."""
+    text = file.read_text(encoding="utf-8")
+    applications = yaml.load(text, Loader=UniqueKeyLoader)["applications"]
+    return [
+        f"{file}:{line_of(text, f'applications[{index}].args.models[{number}]')}"
+        for index, application in enumerate(applications)
+        for number, _ in enumerate((application.get("args") or {}).get("models", ()))
+    ]
 
 
 def _beside(model: ModelConfig, folder: Path) -> ModelConfig:

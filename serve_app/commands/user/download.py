@@ -46,23 +46,29 @@ class HubModel:
         return cache / "raystream-complete" / self.source.replace("/", "--") / self.revision
 
 
-def hub_models(models: Sequence[ModelConfig]) -> list[HubModel]:
+def hub_models(models: Sequence[ModelConfig], places: Sequence[str]) -> list[HubModel]:
     """Return the models that come from the hub; folders need no download.
+
+    Args:
+        models: The entries of a file.
+        places: The file's name and the line of each.
 
     Raises:
         DownloadError: A model names no commit, or a folder that can't be read.
     """
     found = []
-    for model in models:
+    for model, place in zip(models, places, strict=True):
         try:
             if local_folder(model.source) is not None:
                 continue
         except SourceError as error:
-            raise DownloadError(f"{model.id}: {error}") from error
+            raise DownloadError(f"{place}: {model.id}: {error}") from error
         if model.revision is None or not _COMMIT.fullmatch(model.revision):
+            has = "has no revision" if model.revision is None else f"names {model.revision!r}"
             raise DownloadError(
-                f"{model.id}: revision is {model.revision!r}; write the commit of {model.source}, "
-                "40 hexadecimal digits, so that every server gets the same files"
+                f"{place}: {model.id} {has}; write `revision:` with the commit of {model.source}, "
+                "40 hexadecimal digits, so that every server gets the same files. The newest is "
+                f"printed by: git ls-remote {constants.ENDPOINT}/{model.source} HEAD"
             )
         found.append(HubModel(model.source, model.revision))
     return found

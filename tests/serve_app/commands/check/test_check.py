@@ -216,8 +216,37 @@ def test_text_that_holds_no_mapping_is_one_problem() -> None:
 
 
 def test_file_without_an_application_of_ours_is_refused() -> None:
-    (problem,) = problems(application={"import_path": "serve_app.app:built"})
+    (problem,) = problems(application={"import_path": "other:app"})
     assert problem == "applications: none has the import_path 'serve_app.app:build'"
+    (problem,) = problems(application={"import_path": "serve_app.app:bulid"})
+    assert problem == (
+        "applications[0].import_path: 'serve_app.app:bulid' is not raystream's: did you mean "
+        "'serve_app.app:build'?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("num_cpus", "many", "must be auto or a number, not 'many'"),
+        ("num_gpus", None, "must be auto or a number, not null"),
+        ("gpu_share", 2, "must be auto or less than or equal to 1, not 2"),
+        ("num_threads", [2], "must be auto or a whole number, not [2]"),
+        ("max_model_len", 1.5, "must be auto or a whole number, not 1.5"),
+        ("kv_cache_memory_bytes", "4GiB", "must be auto or a whole number, not '4GiB'"),
+    ],
+)
+def test_a_value_that_is_neither_auto_nor_a_number_is_told_in_one_sentence(
+    key: str, value: object, told: str
+) -> None:
+    assert problems(entry={key: value}) == [f"{ENTRY}.{key}: {told}"]
+
+
+def test_the_second_model_of_an_id_is_named() -> None:
+    (problem,) = problems(entry={"id": "pydoc-search"})
+    assert problem == (
+        "applications[0].args.models[2].id: model ids must differ; used twice: pydoc-search"
+    )
 
 
 def test_other_applications_are_checked_only_for_rays_keys() -> None:

@@ -20,7 +20,8 @@ from tests.hub_configs import config_file
 
 SHA = "a" * 40
 MODEL = HubModel("org/name", SHA)
-GPU_OVERLAY = Path(__file__).parents[4] / "k8s" / "overlays" / "gpu-shared" / "serve_config.yaml"
+ROOT = Path(__file__).parents[4]
+GPU_OVERLAY = ROOT / "k8s" / "overlays" / "gpu-shared" / "serve_config.yaml"
 
 
 class FakeHub:
@@ -46,13 +47,36 @@ def entry(**changes: object) -> ModelConfig:
 
 def test_only_models_of_the_hub_are_downloaded() -> None:
     models = [entry(), entry(source="models/pydoc-chat", revision=None)]
-    assert hub_models(models) == [MODEL]
+    assert hub_models(models, ["f.yaml:4", "f.yaml:6"]) == [MODEL]
 
 
 @pytest.mark.parametrize("revision", [None, "main", "a" * 39, "A" * 40])
 def test_a_model_without_a_commit_is_refused(revision: str | None) -> None:
-    with pytest.raises(DownloadError, match="write the commit of org/name"):
-        hub_models([entry(revision=revision)])
+    with pytest.raises(DownloadError) as refused:
+        hub_models([entry(revision=revision)], ["f.yaml:4"])
+    has = f"names {revision!r}" if revision else "has no revision"
+    assert str(refused.value) == (
+        f"f.yaml:4: m {has}; write `revision:` with the commit of org/name, 40 hexadecimal digits, "
+        "so that every server gets the same files. The newest is printed by: git ls-remote "
+        "https://huggingface.co/org/name HEAD"
+    )
+
+
+def test_the_line_of_a_model_without_a_commit_is_told_or_that_there_is_nothing_to_download(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "f.yaml"
+    shipped = (ROOT / "serve_config.yaml").read_text(encoding="utf-8")
+    file.write_text(shipped)
+    result = CliRunner().invoke(app, ["download", str(file)])
+    told = f"{file} names no model of the hub: there is nothing to download\n"
+    assert (result.exit_code, result.output) == (0, told)
+    text = shipped.replace("source: models/pydoc-chat", "source: org/name")
+    file.write_text(text)
+    line = 1 + next(i for i, each in enumerate(text.splitlines()) if "id: pydoc-chat" in each)
+    result = CliRunner().invoke(app, ["download", str(file)])
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: {file}:{line}: pydoc-chat has no revision; write")
 
 
 def test_a_complete_model_is_not_downloaded_again(tmp_path: Path) -> None:
@@ -131,6 +155,6 @@ def test_a_server_without_a_network_reads_the_commit_from_the_cache(tmp_path: Pa
 def test_a_folder_of_an_unknown_user_is_refused_in_one_line() -> None:
     model = ModelConfig(id="m", source="~nosuchuser/x")
     with pytest.raises(
-        DownloadError, match=r"m: there is no folder .* ~nosuchuser is no home here"
+        DownloadError, match=r"f.yaml:4: m: there is no folder .* ~nosuchuser is no home here"
     ):
-        hub_models([model])
+        hub_models([model], ["f.yaml:4"])
