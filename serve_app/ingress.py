@@ -61,9 +61,9 @@ from serve_app.backends.models.snapshots import (
     Snapshots,
 )
 from serve_app.backends.replicas.backend import Backend
-from serve_app.backends.replicas.departures import Departures
 from serve_app.backends.replicas.handles import Handle, ask_all
 from serve_app.backends.replicas.ledger_handle import HandleLedger, Ledger
+from serve_app.backends.replicas.replica_departures import Departures
 from serve_app.backends.replicas.replica_reports import HandleReports
 from serve_app.backends.replicas.running_replicas import RunningReplicas
 from serve_app.clock import Clock, SystemClock

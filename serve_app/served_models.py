@@ -23,10 +23,10 @@ from serve_app.backends.models.cold_start import ColdStart
 from serve_app.backends.models.model_files import describe_files
 from serve_app.backends.models.serving_states import AskStates, ServingState, ServingStates
 from serve_app.backends.replicas.backend import Backend
-from serve_app.backends.replicas.departures import Departures
 from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.replicas.handles import Handle
 from serve_app.backends.replicas.lost import NoReplicaError
+from serve_app.backends.replicas.replica_departures import Departures
 from serve_app.backends.replicas.running_replicas import RunningReplicas, running_replicas_of
 from serve_app.backends.streams.deadlines import Deadlines
 from serve_app.backends.streams.failover import Failover

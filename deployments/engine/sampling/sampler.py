@@ -27,12 +27,17 @@ import torch
 
 from deployments.compute.host_to_device import take_rows, to_device
 from deployments.contract.random_numbers import uniform
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.sampling.inverse_cdf import inverse_cdf
 from deployments.engine.sampling.logit_processors import adjust
 from deployments.engine.sampling.logprobs import PositionLogprobs, RawLogprobs
 from deployments.engine.sampling.row import SamplingRow
 from deployments.engine.sampling.stable_top_k import argmax
 from deployments.engine.sampling.truncation import find_candidates
+
+MIN_TEMPERATURE = 1e-5
+"""Smaller temperatures are raised to this. float32 could not tell them from 0, and they are as good
+as greedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +84,26 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled | 
     ]
 
 
+def scale(
+    logits: torch.Tensor, maxima: torch.Tensor, params: Sequence[SamplingParams]
+) -> torch.Tensor:
+    """Divide each row by its temperature, in place, and return it: at most 0, [n, vocab].
+
+    Args:
+        logits: [n, vocab], float32.
+        maxima: [n], the largest logit of each row, all finite. They are subtracted first.
+        params: How to sample each of the n rows, all at temperatures above 0.
+    """
+    temperatures = [max(p.temperature, MIN_TEMPERATURE) for p in params]
+    divisors = to_device(temperatures, logits.device, logits.dtype)[:, None]
+    return logits.sub_(maxima[:, None]).div_(divisors)
+
+
 def _draw(logits: torch.Tensor, maxima: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """Draw a token for each of the n rows; the maxima are [n] and finite."""
     token_ids = [0] * len(rows)
-    for group in find_candidates(logits, maxima, [row.params for row in rows]):
+    params = [row.params for row in rows]
+    for group in find_candidates(scale(logits, maxima, params), params):
         chosen = [rows[at] for at in group.rows]
         numbers = to_device(
             [uniform(row.params.seed, row.position) for row in chosen],

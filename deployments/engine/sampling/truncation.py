@@ -1,4 +1,4 @@
-"""Finds which tokens may be drawn, and their weights: temperature, min_p, top_k and top_p.
+"""Finds which tokens may be drawn, and their weights: min_p, top_k and top_p.
 
 A parameter costs time only in the rows that use it. Rows that keep only their likeliest tokens are
 reduced to a list of them; the other rows keep the whole vocabulary.
@@ -24,10 +24,6 @@ SORTED_AT_ONCE = 4
 """How many rows with long lists are sorted together. Sorting a vocabulary takes about ten times the
 memory of its logits, and a step's memory is planned for far less."""
 
-MIN_TEMPERATURE = 1e-5
-"""Smaller temperatures are raised to this. float32 could not tell them from 0, and they are as good
-as greedy."""
-
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
@@ -45,9 +41,7 @@ class Candidates:
     token_ids: torch.Tensor | None
 
 
-def find_candidates(
-    logits: torch.Tensor, maxima: torch.Tensor, params: Sequence[SamplingParams]
-) -> list[Candidates]:
+def find_candidates(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> list[Candidates]:
     """Return the tokens that may be drawn; each row is in exactly one of the groups.
 
     The order of min_p and top_k does not matter: min_p is relative to the likeliest token, which is
@@ -55,12 +49,10 @@ def find_candidates(
     Of equally likely tokens, those with lower ids are kept.
 
     Args:
-        logits: [n, vocab], float32, on the model's device. They are changed in place.
-        maxima: [n], the largest logit of each row, all finite.
+        scaled: [n, vocab], float32, on the model's device: each row's (logits - maximum) /
+            temperature. They are changed in place.
         params: How to sample each of the n rows, all at temperatures above 0.
     """
-    temperatures = _column([max(p.temperature, MIN_TEMPERATURE) for p in params], logits)
-    scaled = logits.sub_(maxima[:, None]).div_(temperatures)
     short = [at for at, p in enumerate(params) if 0 < p.top_k <= SHORT_LIST]
     long = [at for at, p in enumerate(params) if p.top_k > SHORT_LIST]
     nucleus = [at for at, p in enumerate(params) if p.top_k == 0 and p.top_p < 1]

@@ -1,7 +1,7 @@
 """The replicas of each model that Serve routes to, as this process knows them.
 
-Serve's routers (`model_router`) write this down in their own thread; `departures` reads it on the
-event loop. All values are replaced as a whole and never changed, so readers need no lock.
+Serve's routers (`model_router`) write this down in their own thread; `replica_departures` reads it
+on the event loop. All values are replaced as a whole and never changed, so readers need no lock.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -15,7 +15,7 @@ from deployments.contract.errors import (
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.pooling import PoolingRequest
 from serve_app.backends.replicas.backend import Backend, PingRequest, Request
-from serve_app.backends.replicas.departures import Departures
+from serve_app.backends.replicas.replica_departures import Departures
 from serve_app.backends.streams.failover_stream import FailoverStream
 from serve_app.backends.streams.losses import AskWhy, FailoverLimits, Losses, may_run
 

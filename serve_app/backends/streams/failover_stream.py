@@ -24,8 +24,8 @@ from deployments.contract.errors import RaystreamError, ReplicaUnavailableError
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.output import TextDelta
 from serve_app.backends.replicas.backend import Backend, GenerationStream
-from serve_app.backends.replicas.departures import Departures
 from serve_app.backends.replicas.lost import NoReplicaError, ReplicaStoppedError
+from serve_app.backends.replicas.replica_departures import Departures
 from serve_app.backends.streams.losses import LOST, FailoverLimits, Losses
 from serve_app.http.stream_notices import Notice
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.sampling.logit_processors import adjust
 from deployments.engine.sampling.row import SamplingRow
-from deployments.engine.sampling.sampler import sample
+from deployments.engine.sampling.sampler import sample, scale
 from deployments.engine.sampling.stable_top_k import argmax
 from deployments.engine.sampling.truncation import find_candidates
 from deployments.engine.scheduling.token_counts import TokenCounts
@@ -115,7 +115,8 @@ def kept_by(
     """Yield each row's index and the probabilities of its whole vocabulary, float64."""
     if not rows:
         return
-    for group in find_candidates(logits.clone(), maxima, [row.params for row in rows]):
+    params = [row.params for row in rows]
+    for group in find_candidates(scale(logits.clone(), maxima, params), params):
         weights = group.weights.double()
         if group.token_ids is not None:
             weights = torch.zeros_like(logits[group.rows]).double()

@@ -5,6 +5,7 @@ import torch
 
 from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.sampling import truncation
+from deployments.engine.sampling.sampler import scale
 from deployments.engine.sampling.truncation import find_candidates
 
 LOGITS = torch.randn(40, generator=torch.Generator().manual_seed(0))
@@ -14,7 +15,7 @@ def kept(params: list[SamplingParams], logits: torch.Tensor) -> list[list[int]]:
     """Return the ids that each row keeps, all of the same logits."""
     batch = logits.repeat(len(params), 1)
     found: dict[int, list[int]] = {}
-    for group in find_candidates(batch, batch.amax(-1), params):
+    for group in find_candidates(scale(batch, batch.amax(-1), params), params):
         ids = torch.arange(len(logits)).expand(len(group.rows), -1)
         ids = ids if group.token_ids is None else group.token_ids
         for row, weights, row_ids in zip(group.rows, group.weights, ids, strict=True):

@@ -23,7 +23,7 @@ from tests.serve_app.by_method import ByMethod
 from tests.serve_app.fake_pooler import as_row
 
 if TYPE_CHECKING:
-    from serve_app.backends.replicas.departures import Departures
+    from serve_app.backends.replicas.replica_departures import Departures
 
 GONE = ReplicaUnavailableError("gone")
 

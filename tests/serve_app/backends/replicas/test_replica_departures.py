@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import Mapping
 
-from serve_app.backends.replicas.departures import Departures
+from serve_app.backends.replicas.replica_departures import Departures
 from serve_app.backends.replicas.running_replicas import ReplicaFacts, RunningReplicas
 from tests.stopped_clock import settle
 
