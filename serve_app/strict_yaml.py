@@ -5,7 +5,7 @@ the line.
 """
 
 import re
-from typing import Final
+from typing import Any, Final
 
 import yaml
 
@@ -36,13 +36,13 @@ AT_BEGIN: Final = ("could not find expected ':'", "found unexpected end of strea
 class UniqueKeyLoader(yaml.SafeLoader):
     """Refuses duplicate keys in a mapping; PyYAML's own loader silently keeps the last."""
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Return the node of a mapping.
 
         Raises:
             yaml.composer.ComposerError: A key appears twice.
         """
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
@@ -102,10 +102,9 @@ def in_words(error: yaml.YAMLError) -> str:
         return f"YAML can't have the character U+{error.character:04X}"
     if not isinstance(error, yaml.MarkedYAMLError):
         return " ".join(str(error).split())
-    problem = str(error.problem)
+    problem, begin = str(error.problem), error.context_mark or error.problem_mark
     for part, words in MEANINGS.items():
-        if part in problem:
-            begin = error.context_mark or error.problem_mark
+        if part in problem and begin is not None:
             kind = "list" if "collection" in str(error.context) else "section"
             return words.format(kind=kind, line=begin.line + 1, column=begin.column + 1)
     return problem
