@@ -358,8 +358,8 @@ def in_words(problem: str, num_models: int = 1) -> str:
         return f"--{key}: {message}"
     if ".args.auth" in path:
         return message if message.startswith("API keys: ") else f"{message}; or give --api-key"
-    if key == "task" and num_models > 1:  # the other models may do nothing else
-        what, _, _ = message.partition("; write ")
+    what, advice, _ = message.partition("; write ")
+    if key == "task" and advice and num_models > 1:  # the other models may do nothing else
         return f"--task: {what}; leave --task out: each model then does what its files say"
     if path.startswith(MODELS) and key in (*ENTRY_OPTIONS, "task"):
         return f"--{_option(key)}: {message}"

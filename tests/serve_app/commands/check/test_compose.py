@@ -271,6 +271,8 @@ def test_of_several_models_each_may_do_something_else() -> None:
     assert in_words(problem, 2) == (
         "--task: 'x' does not generate; leave --task out: each model then does what its files say"
     )
+    problem = "applications[0].args.models[1].task: 'x' does not generate; take another model"
+    assert in_words(problem, 2) == "--task: 'x' does not generate; take another model"
 
 
 def test_names_in_the_saved_file_s_first_line_do_not_end_it(here: Path) -> None:
