@@ -86,6 +86,13 @@ def test_file_and_environment_may_both_hold_keys(tmp_path: Path) -> None:
     assert len(ring.keys) == 2
 
 
+def test_a_key_of_both_is_the_one_of_the_file(tmp_path: Path) -> None:
+    config = write(tmp_path / "k", entry("alice", SECRET, scopes=["operate"]))
+    ring = load_api_keys(config, tmp_path, {"RAYSTREAM_API_KEYS": f"alice:{hash_key(SECRET)}"})
+    assert ring is not None
+    assert [(key.name, key.scopes) for key in ring.keys] == [("alice", ("operate",))]
+
+
 def test_environment_that_holds_anything_else_is_refused_without_an_echo(tmp_path: Path) -> None:
     with Offenders() as offenders:
         for text in ("short", f"alice:{SECRET}", f"{SECRET},{OTHER}", "a:b,c:d"):
