@@ -17,6 +17,7 @@ from typing import Final, cast
 import ray
 from ray import serve
 from ray._private import ray_constants
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined] # no stubs
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatusOverview
@@ -285,29 +286,39 @@ def _overview() -> Mapping[str, ApplicationStatusOverview]:
         raise ReplicaUnavailableError(f"Serve's controller does not answer: {error}") from error
 
 
-def connect(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Join the cluster of RAY_ADDRESS, or else that of this user's only server, or any Ray here.
+def connect(
+    server: str | int | None = None, *, environment: MutableMapping[str, str] | None = None
+) -> None:
+    """Join the cluster of a server of this user, or that of RAY_ADDRESS, or any Ray here.
 
     `Model` does so itself. A program that calls Serve's own functions calls this first: they would
-    start another Ray, or look for a server that listens on this machine only where it is not.
+    start another Ray, or look for a server that listens on this machine only where it is not. Of
+    several servers, a program says here which it joins. If the program is already part of a
+    cluster, this does nothing.
 
     Args:
-        environment: Names the cluster; gets the token of the server.
+        server: The server's port, or its URL, as `raystream status` shows it. None means the one
+            of RAY_ADDRESS, or else this user's only one.
+        environment: Names the cluster, and gets the token of the server; None means the process's
+            own.
 
     Raises:
         ReplicaUnavailableError: There is none, or several servers.
     """
     with _connecting:
         if not ray.is_initialized():
-            _join(environment)
+            _join(server, os.environ if environment is None else environment)
 
 
-def _join(environment: MutableMapping[str, str]) -> None:
-    address = _server_address(environment) or AUTO
+def _join(server: str | int | None, environment: MutableMapping[str, str]) -> None:
+    address = _server_address(server, environment) or AUTO
     if is_loopback(address.rpartition(":")[0]):
         # Such a Ray listens only there; by default, Ray looks for it at this machine's address in
         # the network, and waits for a minute.
         ray_constants.ENABLE_RAY_CLUSTER = False
+    # Ray has read its variables when it was imported, which was before they named the token.
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
     try:
         ray.init(
             address=address, namespace="serve", log_to_driver=False, logging_level=logging.WARNING
@@ -318,24 +329,30 @@ def _join(environment: MutableMapping[str, str]) -> None:
         raise ReplicaUnavailableError(told) from error
 
 
-def _server_address(environment: MutableMapping[str, str]) -> str | None:
-    """Return the address of RAY_ADDRESS, or else that of this user's only server; note its token.
+def _server_address(server: str | int | None, environment: MutableMapping[str, str]) -> str | None:
+    """Return the address of the server that is joined, or else RAY_ADDRESS; note its token.
 
     Raises:
-        ReplicaUnavailableError: There are several servers.
+        ReplicaUnavailableError: There are several servers, or not the one that is named.
     """
-    given = environment.get(ADDRESS)
     found = [each.record for each in own_servers(environment) if each.is_alive]
-    servers = [
-        record
-        for record in found
-        if record.ray_address is not None and (not given or record.ray_address == given)
-    ]
+    running = [record for record in found if record.ray_address is not None]
+    if server is not None:
+        named = str(server).rstrip("/").replace("localhost", "127.0.0.1")
+        servers = [each for each in running if named in (each.url, str(each.port))]
+        if not servers:
+            names = "; ".join(each.name for each in running) or "none"
+            raise ReplicaUnavailableError(f"No server {server} of yours runs here, but: {names}.")
+    else:
+        given = environment.get(ADDRESS)
+        servers = [each for each in running if not given or each.ray_address == given]
+        if not servers:
+            return given
     if len(servers) > 1:
         told = "; ".join(f"{ADDRESS}={each.ray_address} for {each.name}" for each in servers)
-        raise ReplicaUnavailableError(f"Several servers run here. Set one of: {told}.")
-    if not servers:
-        return given
+        raise ReplicaUnavailableError(
+            f"Several servers run here. Call connect(PORT) first, or set one of: {told}."
+        )
     if servers[0].token_file is not None:
         environment.setdefault(AUTH_MODE, "token")
         environment.setdefault(TOKEN_FILE, servers[0].token_file)

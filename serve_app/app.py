@@ -90,7 +90,7 @@ def build(args: AppConfig) -> Application:
         ValueError: A model's share of a GPU can't be chosen.
     """
     require_ray_token(args.auth)
-    keys = load_api_keys(args.auth, SHIPPED)
+    keys = load_api_keys(args.auth, SHIPPED, os.environ)
     host = listening_host()
     # Checked before any model loads. If Serve has not started yet, the ingress checks it.
     if host is not None:
@@ -344,7 +344,7 @@ def _sections(file: ServeApplicationSchema) -> Sequence[Mapping[str, Any]]:
 
 def _has_ledger(config: AppConfig) -> bool:
     try:
-        keys = load_api_keys(config.auth, SHIPPED)
+        keys = load_api_keys(config.auth, SHIPPED, os.environ)
     except ApiKeysError:  # its own builder says so
         return False
     return keys is not None and bool(keys.limited)

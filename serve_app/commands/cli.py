@@ -220,7 +220,7 @@ def status() -> None:
     """
     from serve_app.commands.run import operate
 
-    raise typer.Exit(0 if operate.status(typer.echo) else 1)
+    raise typer.Exit(0 if operate.status(typer.echo, os.environ) else 1)
 
 
 @app.command()
@@ -237,7 +237,7 @@ def deploy(file: ConfigFile) -> None:
     if not is_faultless(str(file), Depth.MACHINE):
         raise typer.Exit(1)
     try:
-        operate.deploy(file, typer.echo)
+        operate.deploy(file, typer.echo, os.environ)
     except operate.OperateError as error:
         _fail(str(error))
 
@@ -253,7 +253,7 @@ def stop(
     from serve_app.commands.run import operate
 
     try:
-        operate.stop(port, typer.echo)
+        operate.stop(port, typer.echo, os.environ)
     except operate.OperateError as error:
         _fail(str(error))
 

@@ -18,7 +18,6 @@ plain key, whose name is then "default". Keys from the environment have neither 
 """
 
 import hmac
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -90,9 +89,7 @@ def is_plain(key: str) -> bool:
     return _PLAIN.fullmatch(key) is not None
 
 
-def load_api_keys(
-    config: AuthConfig, root: Path, environment: Mapping[str, str] = os.environ
-) -> KeyRing | None:
+def load_api_keys(config: AuthConfig, root: Path, environment: Mapping[str, str]) -> KeyRing | None:
     """Return the keys of the configuration, its file and the environment; None if there are none.
 
     Args:

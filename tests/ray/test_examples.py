@@ -21,6 +21,8 @@ DEADLINE_S = 120
 PROGRAMS = {"sh": ("bash", "-euo", "pipefail", "-c"), "python": (sys.executable, "-c")}
 NOT_LINKED = {"serve_config.yaml", "runs"}
 """Files of a page's own: examples may change them."""
+OF_RAY = ("RAY_ADDRESS", "RAY_AUTH_")
+"""How variables begin that say which Ray a program joins, and with which token."""
 CURL = "silent\nshow-error\nfail-with-body\n"
 
 
@@ -56,25 +58,20 @@ def lay_out(folder: Path) -> None:
 
 
 def environment(folder: Path, server: Server) -> dict[str, str]:
-    """Return the variables of an example; a Python program joins the Ray of the server."""
+    """Return the variables of an example: none names the server's Ray or its token."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {
-        **os.environ,
-        **ray_variables(server),
+        **{name: value for name, value in os.environ.items() if not name.startswith(OF_RAY)},
+        **address_among_others(server),
         "PATH": programs,
         "CURL_HOME": str(folder),
         "PYTHONPATH": str(ROOT),
     }
 
 
-def ray_variables(server: Server) -> dict[str, str]:
-    """Return the variables with which a program joins this server, whatever others run here."""
+def address_among_others(server: Server) -> dict[str, str]:
+    """Return what a user sets to join this server while others run here."""
     records = [each.record for each in own_servers(os.environ) if each.is_alive]
     (record,) = (each for each in records if each.url == server.url)
     assert record.ray_address is not None
-    assert record.token_file is not None
-    return {
-        "RAY_ADDRESS": record.ray_address,
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": record.token_file,
-    }
+    return {"RAY_ADDRESS": record.ray_address} if len(records) > 1 else {}

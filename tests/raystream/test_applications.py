@@ -1,6 +1,10 @@
 """How `Model` finds an application, and follows what is deployed."""
 
 import asyncio
+import inspect
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
@@ -206,16 +210,16 @@ def test_without_a_server_an_error_says_how_to_start_one(
     monkeypatch.setattr(ray, "init", refused)
     monkeypatch.setattr(module, "own_servers", lambda _: [])
     with pytest.raises(ReplicaUnavailableError, match="start a server by `raystream serve`"):
-        connect({})
+        connect(environment={})
     with pytest.raises(ReplicaUnavailableError, match=r"at 10\.0\.0\.1:6379 can't be joined"):
-        connect({"RAY_ADDRESS": "10.0.0.1:6379"})
+        connect(environment={"RAY_ADDRESS": "10.0.0.1:6379"})
 
     def wants_a_token(**_: object) -> None:
         raise AuthenticationError("no token")
 
     monkeypatch.setattr(ray, "init", wants_a_token)
     with pytest.raises(ReplicaUnavailableError, match="set RAY_AUTH_MODE=token"):
-        connect({})
+        connect(environment={})
 
 
 def server(url: str, address: str | None, *, is_alive: bool = True) -> FoundServer:
@@ -240,7 +244,7 @@ def test_a_program_joins_the_only_server_of_its_user_with_its_token(
     found = [dead, starting, server("http://h:3", "127.0.0.1:3")]
     monkeypatch.setattr(module, "own_servers", lambda _: found)
     environment: dict[str, str] = {}
-    connect(environment)
+    connect(environment=environment)
     assert joined == ["127.0.0.1:3"]
     assert environment == {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/token"}
     assert not ray_constants.ENABLE_RAY_CLUSTER, "else Ray would look for it in the network"
@@ -252,16 +256,53 @@ def test_of_several_servers_the_environment_says_which(
     found = [server("http://h:1", "10.0.0.1:1"), server("http://h:2", "10.0.0.1:2")]
     monkeypatch.setattr(module, "own_servers", lambda _: found)
     with pytest.raises(ReplicaUnavailableError, match=r"RAY_ADDRESS=10\.0\.0\.1:2 for http://h:2"):
-        connect({})
+        connect(environment={})
     environment = {"RAY_ADDRESS": "10.0.0.1:2"}
-    connect(environment)
+    connect(environment=environment)
     assert joined == ["10.0.0.1:2"]
     assert environment["RAY_AUTH_TOKEN_PATH"] == "/token", "that server's own"
     assert ray_constants.ENABLE_RAY_CLUSTER
     environment = {"RAY_ADDRESS": "10.0.0.3:2"}
-    connect(environment)
+    connect(environment=environment)
     assert joined[1:] == ["10.0.0.3:2"]
     assert "RAY_AUTH_TOKEN_PATH" not in environment, "no server of this user"
+
+
+@pytest.mark.parametrize("named", [2, "2", "http://127.0.0.1:2", "http://localhost:2/"])
+def test_a_program_names_the_server_that_it_joins(
+    named: str | int, joined: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [server("http://127.0.0.1:1", "10.0.0.1:1"), server("http://127.0.0.1:2", "10.0.0.1:2")]
+    monkeypatch.setattr(module, "own_servers", lambda _: found)
+    connect(named, environment={"RAY_ADDRESS": "10.0.0.1:1"})
+    assert joined == ["10.0.0.1:2"]
+    with pytest.raises(ReplicaUnavailableError, match=r"No server 3 .* but: http://127\.0\.0\.1:1"):
+        connect(3, environment={})
+
+
+JOINS = """
+import ray
+from raystream import applications
+from ray._raylet import AuthenticationMode, get_authentication_mode
+from tests.raystream.test_applications import server
+
+def init(**_):
+    assert get_authentication_mode() == AuthenticationMode.TOKEN
+
+ray.init = init
+applications.own_servers = lambda _: [server("http://127.0.0.1:1", "10.0.0.1:1")]
+assert get_authentication_mode() != AuthenticationMode.TOKEN
+applications.connect()
+"""
+
+
+def test_ray_heeds_the_token_although_it_was_imported_before() -> None:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    subprocess.run([sys.executable, "-c", JOINS], env=plain, check=True)
+
+
+def test_help_shows_no_variable_of_the_environment() -> None:
+    assert "environ(" not in str(inspect.signature(connect))
 
 
 def test_of_two_threads_one_joins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +317,7 @@ def test_of_two_threads_one_joins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: bool(joined))
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(module, "own_servers", lambda _: [])
-    threads = [threading.Thread(target=connect, args=({},)) for _ in range(2)]
+    threads = [threading.Thread(target=connect, kwargs={"environment": {}}) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

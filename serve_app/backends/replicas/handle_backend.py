@@ -5,6 +5,7 @@ A text's call is accepted or refused, and ends with its sequence; the deltas com
 channel to the replica (`token_channels`). A call is cancelled when its caller stops waiting.
 """
 
+import os
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -67,7 +68,7 @@ class HandleBackend:
         self._pool_suspect = handle.options(method_name="pool_suspect", stream=True)
         self._running = RunningReplicas() if running is None else running
         self._spans = spans
-        self._channels = TokenChannels()
+        self._channels = TokenChannels(os.environ)
         self._queue = AdmissionQueue()
 
     async def send(self, request: Request) -> Any:

@@ -6,7 +6,6 @@ at once: that is how the ingress learns that a replica is dead.
 """
 
 import asyncio
-import os
 from collections.abc import Awaitable, Mapping
 from contextvars import Context
 from itertools import count
@@ -44,7 +43,7 @@ CALL_END_TIMEOUT_S: Final = 1.0
 class TokenChannels:
     """The channels to all replicas of a model, and the boxes of the streams that use them."""
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         """Start without a connection.
 
         Args:

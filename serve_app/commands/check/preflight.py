@@ -155,7 +155,7 @@ def _application_faults(
     if config is None:
         return faults, None, False
     try:
-        keys = load_api_keys(config.auth, SHIPPED)
+        keys = load_api_keys(config.auth, SHIPPED, os.environ)
     except ApiKeysError as error:
         keys = None
         where, told = f"{path}.args.auth", str(error)

@@ -233,7 +233,7 @@ def describe(name: str, dashboard_url: str | None, session: Path) -> tuple[str, 
     return application.name, Announcement(
         url=local_url(http.host, http.port, prefix, has_tls=http.ssl_certfile is not None),
         models=config.models,
-        needs_key=load_api_keys(config.auth, SHIPPED) is not None,
+        needs_key=load_api_keys(config.auth, SHIPPED, os.environ) is not None,
         dashboard_url=f"http://{dashboard_url}" if dashboard_url else None,
         logs=str(session / "logs" / "serve"),
         has_proxy=not PROXIED.isdisjoint(getproxies()),

@@ -53,7 +53,7 @@ class OperateError(Exception):
     """A server can't be reached or chosen; the message says what to do."""
 
 
-def status(tell: Tell, environment: Mapping[str, str] = os.environ) -> bool:
+def status(tell: Tell, environment: Mapping[str, str]) -> bool:
     """Show this user's servers on this machine; return whether there is any.
 
     The folders of servers that were killed are removed.
@@ -96,7 +96,7 @@ def _why(part: Details) -> str:
     return lines[-1] if lines else ""
 
 
-def stop(port: int | None, tell: Tell, environment: Mapping[str, str] = os.environ) -> None:
+def stop(port: int | None, tell: Tell, environment: Mapping[str, str]) -> None:
     """Stop a server of this user as Ctrl-C does, and wait until it has ended.
 
     Args:
@@ -143,7 +143,7 @@ def _living(tell: Tell, environment: Mapping[str, str]) -> list[FoundServer]:
     return [each for each in found if each.is_alive]
 
 
-def deploy(file: Path, tell: Tell, environment: Mapping[str, str] = os.environ) -> None:
+def deploy(file: Path, tell: Tell, environment: Mapping[str, str]) -> None:
     """Bring a file, which is correct, to the server of this user that has its port; wait for it.
 
     Args:

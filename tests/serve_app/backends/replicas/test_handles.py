@@ -1,4 +1,5 @@
 import asyncio
+import os
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -162,7 +163,7 @@ async def test_a_stream_of_a_deployment_that_failed_is_refused_in_our_words() ->
     responses = FakeResponses([unavailable])
     responses.error_of_cancel = unavailable
     with pytest.raises(NoReplicaError):
-        await first_answer(responses, TokenChannels())
+        await first_answer(responses, TokenChannels(os.environ))
 
 
 @pytest.mark.parametrize("request_", [DescribeRequest(), PingRequest()])

@@ -167,7 +167,7 @@ def test_a_saved_file_serves_with_the_keys_of_the_environment(
         assert find_faults_of_keys(found.text) == []
         monkeypatch.delenv("RAYSTREAM_API_KEYS")
         args = yaml.safe_load(found.text)["applications"][0]["args"]
-        ring = load_api_keys(AppConfig.model_validate(args).auth, here)
+        ring = load_api_keys(AppConfig.model_validate(args).auth, here, {})
         assert {key.name: key.sha256 for key in (ring.keys if ring else ())} == keys
     monkeypatch.setenv("RAYSTREAM_API_KEYS", "too-short")
     found = configuration(ServeOptions(("models/pydoc-chat",), save="my.yaml"))
