@@ -55,6 +55,7 @@ from serve_app.api.intake.context import ApiContext
 from serve_app.backends.models.catalog import ModelCatalog
 from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.clock import SystemClock
+from serve_app.commands.check.model_source import task_of
 from serve_app.config import LimitsConfig, model_id_of
 from serve_app.images.fetcher import ImageFetcher
 from serve_app.sharing import to_spec
@@ -113,7 +114,7 @@ class Engine:
         self,
         source: str | os.PathLike[str],
         *,
-        task: Task = "generate",
+        task: Task | None = None,
         progress: bool | None = None,
         **settings: Any,
     ) -> None:
@@ -121,7 +122,7 @@ class Engine:
 
         Args:
             source: A folder, or the id of a hub repository.
-            task: What the model does: generate, classify or embed.
+            task: What the model does: generate, classify or embed. None finds it from its files.
             progress: Whether to show a bar over each list; None shows it in a terminal and in a
                 notebook.
             **settings: Other keys of a model's entry in serve_config.yaml, such as dtype, device,
@@ -132,6 +133,7 @@ class Engine:
             UnsupportedModelError: The model can't be loaded.
             DeviceMemoryError: The device has not enough memory for it.
         """
+        task = task or task_of(str(source), settings.get("revision"))
         self.task = task
         spec = _spec_of(str(source), task, settings)
         self.id = spec.id

@@ -29,6 +29,7 @@ from serve_app.backends.models.cluster_state import deployed_files, running_dema
 from serve_app.backends.models.model_files import Nodes, RayNodes, unreadable
 from serve_app.backends.replicas.model_router import PATH as MODEL_ROUTER
 from serve_app.commands.check.compose import BUILDER
+from serve_app.commands.check.model_source import task_of
 from serve_app.commands.run import worker_logs
 from serve_app.commands.run.announcement import Announcement, local_url
 from serve_app.commands.server_environment import HAPROXY
@@ -113,7 +114,8 @@ def build_app(
     """Compose an application of models, to be run by `serve.run`, or bound into another graph.
 
     Args:
-        models: Entries of `models:`, or sources: of these, the id is the last part of the name.
+        models: Entries of `models:`, or sources: of these, the id is the last part of the name. The
+            task of an entry without one is found from the model's files.
         http: Whether the application serves HTTP. Without it, the application can be bound in a
             graph that has an ingress of its own, and its models are asked by `raystream.Model`.
         **args: The other sections of `args:`, such as limits and auth.
@@ -137,9 +139,12 @@ def build_app(
 
 
 def _entry(model: ModelConfig | Mapping[str, Any] | str) -> ModelConfig | dict[str, Any]:
-    if isinstance(model, str):
-        return {"id": model_id_of(model), "source": model}
-    return model if isinstance(model, ModelConfig) else dict(model)
+    if isinstance(model, ModelConfig):
+        return model
+    entry = {"id": model_id_of(model), "source": model} if isinstance(model, str) else dict(model)
+    if "task" not in entry and isinstance(entry.get("source"), str):
+        entry["task"] = task_of(entry["source"], entry.get("revision"))
+    return entry
 
 
 def _bind_models(

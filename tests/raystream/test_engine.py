@@ -172,7 +172,8 @@ def test_any_folder_gives_an_id_and_a_setting_another(
 
 
 def test_texts_are_classified(tmp_path: Path) -> None:
-    with Engine(save_classifier(tmp_path), task="classify") as engine:
+    with Engine(save_classifier(tmp_path)) as engine:
+        assert engine.task == "classify", "by its files"
         texts = ["Return the sum of two numbers.", "", "Join paths." * 4]
         found = engine.classify(texts, top_k=1)
     assert isinstance(found[1], RaystreamError)

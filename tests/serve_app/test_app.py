@@ -110,6 +110,16 @@ def test_models_are_composed_from_their_sources_alone() -> None:
 
 
 @pytest.mark.usefixtures("no_cluster")
+@pytest.mark.parametrize("named", ["models/pydoc-detector", {"id": "pydoc-detector"}])
+def test_the_task_of_a_composed_model_is_found_from_its_files(named: Any) -> None:
+    if isinstance(named, dict):
+        named["source"] = "models/pydoc-detector"
+    built = build_of_serve(app.build_app([named]), name="mine")
+    (model,) = (each for each in built.deployments if each.name == "pydoc-detector")
+    assert getattr(model.func_or_class, "__name__", "") == "TextPooler"
+
+
+@pytest.mark.usefixtures("no_cluster")
 def test_models_without_http_are_bound_in_a_graph_with_an_ingress_of_its_own() -> None:
     class Mine:
         def __init__(self, models: object) -> None:

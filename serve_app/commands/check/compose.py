@@ -317,7 +317,7 @@ def _entry(
 ) -> dict[str, Any]:
     task, commit = options.task, revision
     if isinstance(files, ModelFiles):
-        task = task or next(iter(files.tasks), "generate")
+        task = task or files.task
         commit = files.commit or revision
     entry: dict[str, Any] = {
         "id": id_,

@@ -132,6 +132,11 @@ class ModelFiles:
         return () if name.endswith(OTHER_HEADS) else ("generate", "embed")
 
     @property
+    def task(self) -> Task:
+        """What the model is made for; generate if its files do not say."""
+        return next(iter(self.tasks), "generate")
+
+    @property
     def num_positions(self) -> int | None:
         """The most tokens of a text, if the configuration names it under its usual key."""
         text = self.config.get("text_config")
@@ -249,6 +254,14 @@ def read_files(source: str, revision: str | None) -> ModelFiles:
     """
     folder = local_folder(source)
     return _in_folder(source, folder, None) if folder is not None else _of_hub(source, revision)
+
+
+def task_of(source: str, revision: str | None) -> Task:
+    """Return what a model is made for; generate if its files can't be read."""
+    try:
+        return read_files(source, revision).task
+    except SourceError:
+        return "generate"
 
 
 def read_all(

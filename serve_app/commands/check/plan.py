@@ -232,8 +232,7 @@ def entry_of(source: str, dtype: str, sizes: Mapping[str, int]) -> ModelConfig:
 def _task_of(source: str, config: Any) -> Task:
     """Return what a model is made for, as `raystream serve` finds it."""
     names = {file.name for file in Path(source).glob("*")}
-    files = ModelFiles(source, frozenset(names), None, None, config.to_dict())
-    return next(iter(files.tasks), "generate")
+    return ModelFiles(source, frozenset(names), None, None, config.to_dict()).task
 
 
 def _load_config(source: str, revision: str | None) -> Any:
