@@ -12,7 +12,7 @@ import { OptionsForm } from "./options.js";
 import { announce } from "./parts.js";
 import { press } from "./shortcuts.js";
 import { browserStorage } from "./storage.js";
-import { TextBox, focusBox } from "./textbox.js";
+import { TextBox, focusBox, isSent } from "./textbox.js";
 import { Answer, Question, ToolResult } from "./turn.js";
 import { Versions } from "./versions.js";
 
@@ -199,7 +199,7 @@ function Composer({ it, isBusy, takesImages, isReady, box, onClear, onEnd }) {
     setAttached(NOTHING);
   };
   const onKeyDown = (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
+    if (isSent(event)) send(event);
     if (event.key === "ArrowUp" && !text && press("e")) event.preventDefault();
   };
   const onPaste = (event) => {

@@ -4,10 +4,10 @@ import { html, useEffect, useReducer, useRef, useState } from "./vendor/preact.j
 import { messagesOf, newTurn, runAnswer } from "./answer.js";
 import { useFollowing } from "./following.js";
 import { Icon } from "./icons.js";
-import { DEFAULTS, OptionsForm, fieldsOf } from "./options.js";
+import { DEFAULTS, OptionsForm, differences, fieldsOf } from "./options.js";
 import { announce } from "./parts.js";
 import { tabStorage } from "./storage.js";
-import { TextBox, focusBox } from "./textbox.js";
+import { TextBox, focusBox, isSent } from "./textbox.js";
 import { Answer } from "./turn.js";
 
 const STORED = "raystream-compare";
@@ -77,7 +77,7 @@ function useComparison() {
       for (const side of sides) {
         const options = it.options[side];
         const body = { ...fieldsOf(options), messages: messagesOf(turnsOf(rounds, side, index), options.system) };
-        round.answers[side] = { ...newTurn("assistant"), body };
+        round.answers[side] = { ...newTurn("assistant"), body, settings: differences(options) };
       }
     } catch (error) {
       it.problem = error.message;
@@ -165,7 +165,10 @@ export function Compare({ models, onModels, onKey }) {
 
 const Side = ({ side, options }) => html`
   <span class="letter">${NAMES[side]}</span> <strong>${options.model}</strong>
-  ${options.temperature && html` <span class="tag">temperature ${options.temperature}</span>`}`;
+  <${Settings} text=${differences(options)} />`;
+
+/** What differs from a model's default, in a line below its name. */
+const Settings = ({ text }) => text && html`<span class="detail differences">${text}</span>`;
 
 /** Only the last round can be answered again: the later questions go on from the answers before them. */
 function Compared({ round: { question, answers }, onRetry, onResume, onKey, onChange }) {
@@ -176,7 +179,8 @@ function Compared({ round: { question, answers }, onRetry, onResume, onKey, onCh
         const canResume = onResume && turn.error?.code === "connection_lost" && turn.lastEventId;
         return html`
           <section class="side" key=${side} aria-label=${`${NAMES[side]}: ${turn.body.model}`}>
-            <p class="detail"><span class="letter">${NAMES[side]}</span> ${turn.body.model}</p>
+            <p class="detail"><span class="letter">${NAMES[side]}</span> ${turn.body.model}
+              <${Settings} text=${turn.settings} /></p>
             <${Answer} turn=${turn} onKey=${onKey} onChange=${onChange} onRetry=${onRetry && (() => onRetry(side))}
               onResume=${canResume ? () => onResume(turn, side) : undefined} />
           </section>`;
@@ -191,7 +195,7 @@ function Composer({ it, box, onClear, onEnd }) {
     if (!it.isBusy && text.trim() && it.ask(text.trim())) setText("");
   };
   const onKeyDown = (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
+    if (isSent(event)) send(event);
   };
   return html`
     <form class="composer" onSubmit=${send}>

@@ -20,6 +20,9 @@ import { append, newConversation, pathTo, show, shownOf, titleOf, versionsOf } f
 
 const CURRENT = "raystream-conversation";
 
+/** @param {number} count Of conversations. */
+export const importedText = (count) => `${count} conversation${count === 1 ? "" : "s"} imported.`;
+
 export class Conversations extends Keeper {
   /** What was deleted last and can come back. */
   deleted = /** @type {Conversation[]} */ ([]);
@@ -179,7 +182,7 @@ export class Conversations extends Keeper {
       isWritten = (await this.write(here, here.turns)) && isWritten;
       if (each.id === this.current.id && !this.isBusy) this.current = await this.read(each.id);
     }
-    if (isWritten) this.announce(`${found.length} conversations imported.`);
+    if (isWritten) this.announce(importedText(found.length));
     await this.relist({ restored: found.map(({ id }) => id) });
     return found.length;
   }

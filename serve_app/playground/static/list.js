@@ -1,6 +1,7 @@
 // The list of conversations: search, open, rename, delete with undo, export and import.
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact.js";
+import { importedText } from "./conversations.js";
 import { announce } from "./parts.js";
 import { download } from "./saving.js";
 
@@ -34,6 +35,7 @@ export function ConversationList({ it }) {
   const [query, setQuery] = useState("");
   const [found, setFound] = useState(/** @type {Set<string> | null} */ (null));
   const [problem, setProblem] = useState("");
+  const [notice, setNotice] = useState("");
   const search = useRef(null);
   const summary = useRef(null);
   useEffect(() => {
@@ -53,6 +55,7 @@ export function ConversationList({ it }) {
   const shown = found ? it.list.filter(({ id }) => found.has(id)) : it.list;
   const running = it.list.filter(({ id }) => it.isRunning(id)).map(({ id }) => id).join();
   const open = async (id) => {
+    setNotice("");
     await it.open(id);
     if (WIDE.matches) return;
     setOpen(false); // the list hides what it has opened, and the button that has the focus with it
@@ -70,12 +73,14 @@ export function ConversationList({ it }) {
   const importFile = async (event) => {
     const [file] = event.target.files;
     event.target.value = "";
+    let [told, wrong] = ["", ""];
     try {
-      await it.import(await file.text());
-      setProblem("");
+      told = importedText(await it.import(await file.text()));
     } catch (error) {
-      setProblem(error.message);
+      wrong = error.message;
     }
+    setNotice(told);
+    setProblem(wrong);
   };
   // A growing answer draws the chat again and again, but not the list.
   const items = useMemo(() => html`
@@ -104,6 +109,7 @@ export function ConversationList({ it }) {
         ${!it.list.length && html`<p class="detail">What you ask is kept in this browser.</p>`}
         ${!it.isKept && html`<p class="detail problem">This browser keeps no data for the page: conversations are lost
           when it is left. Export what you need.</p>`}
+        ${notice && html`<p class="detail">${notice}</p>`}
         ${problem && html`<p class="problem" role="alert">${problem}</p>`}
         <div class="row transfer">
           ${it.list.length > 0 && html`

@@ -20,6 +20,8 @@ const NUMBERS = [
   { name: "repetition_penalty", label: "Repetition penalty", min: 0.1, max: 2, step: 0.05 },
 ];
 
+const TEXTS = { system: "a system prompt", stop: "stop texts", schema: "a JSON schema", tools: "tools" };
+
 const TOOL_CHOICES = { auto: "if it wants to", required: "it must", none: "it must not" };
 
 /** @typedef {Record<string, string>} Options The form's fields, by name. */
@@ -62,6 +64,15 @@ function parsed(text, what) {
 }
 
 /**
+ * Return what the form asks for beside the model, in a line; "" if all is the model's default.
+ * @param {Options} options
+ */
+export const differences = (options) =>
+  [
+    ...NUMBERS.filter(({ name }) => options[name]?.trim()).map(({ name, label }) => `${label.toLowerCase()} ${options[name]}`),
+    ...Object.entries(TEXTS).filter(([name]) => options[name]?.trim()).map(([, what]) => what),
+  ].join(", ");
+
 /**
  * @param {{options: Options, models: import("./models.js").Model[], onChange: (changed: Options) => void,
  *   onModels: () => void, isChat?: boolean}} props `onModels` is called when a model's state has changed. A model that

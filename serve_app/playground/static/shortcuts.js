@@ -8,10 +8,9 @@ const OFF = "raystream-shortcuts-off";
 
 /** What the dialog lists. */
 const ALWAYS = [
-  ["Enter", "send the message"],
+  ["Enter", "send the message; while editing: ask again"],
   ["Shift+Enter", "begin a new line"],
   ["↑", "in an empty message: edit the last question"],
-  ["Ctrl+Enter", "while editing: ask again"],
   ["Escape", "leave an edit or a text box; stop the answer"],
 ];
 const SINGLE = [

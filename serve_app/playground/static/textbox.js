@@ -17,6 +17,9 @@ export const TextBox = ({ text, box, ...others }) => html`
     <textarea rows="1" ref=${box} value=${text} ...${others}></textarea>
   </span>`;
 
+/** @param {KeyboardEvent} event @returns {boolean} Whether it sends the text: Enter does, and Shift+Enter begins a line. */
+export const isSent = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing;
+
 const FINE = matchMedia("(pointer: fine)");
 
 /**

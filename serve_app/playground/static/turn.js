@@ -7,7 +7,7 @@ import { Icon } from "./icons.js";
 import { blocksOf, isRendered } from "./markdown.js";
 import { Code, CopyButton, ErrorNotice, duration, number } from "./parts.js";
 import { drawProse } from "./prose.js";
-import { TextBox, focusBox } from "./textbox.js";
+import { TextBox, focusBox, isSent } from "./textbox.js";
 
 /** Between two drawings of a growing text pass this many ms, and this many times as long as the last one took. */
 const PAUSE_MS = 16;
@@ -162,7 +162,7 @@ export function Question({ turn, onEdit, isBusy, versions }) {
   };
   const onKeyDown = (event) => {
     if (event.key === "Escape") setDraft(null);
-    else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) send(event);
+    else if (event.target === box.current && isSent(event)) send(event);
     else return;
     event.stopPropagation();
   };

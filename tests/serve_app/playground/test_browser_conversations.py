@@ -140,7 +140,10 @@ async def test_conversations_travel_in_a_file(page: Page, tmp_path: Path) -> Non
     # Its model is served no more.
     file.write_text(file.read_text().replace('"model": "m"', '"model": "gone"'))
     await chooser.set_input_files(file)
+    told = page.page.locator(".history").get_by_text("1 conversation imported.")
+    await expect(told).to_be_visible()
     await page.button("Take me along", exact=False).first.click()
+    await expect(told).to_have_count(0)
     await page.says("Hello, world!")
     # The same turns in another conversation are turns of that one too; ours keeps its own.
     copy = json.loads(file.read_text())

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from playwright.async_api import expect
 
 from deployments.contract.output import FinishReason, TextDelta
@@ -60,6 +61,31 @@ async def test_a_growing_answer_is_followed_until_its_reader_scrolls_up(
     await page.ask("Another one")
     await page.says("Well.")
     await page.page.wait_for_function(SEEN)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1440, 900), (1280, 720)])
+async def test_a_conversation_that_fits_does_not_scroll_the_page(
+    page: Page, models: Models, width: int, height: int
+) -> None:
+    await page.page.set_viewport_size({"width": width, "height": height})
+    await page.open()
+    # More options than the window shows make no difference.
+    await page.page.get_by_text("Tools", exact=True).click()
+    await page.button("Insert an example").last.click()
+    await page.button("Clear").click()
+    for number in range(2):
+        await page.ask_anew(f"A short question {number}")
+        await expect(page.page.locator(".asked")).to_be_in_viewport(ratio=1)
+        assert await page.tab.evaluate(IS_AT_TOP)
+    # Nor does a long conversation before it.
+    models.chat.steps = [paragraphs(0, 60), [TextDelta((1,), "The end.", FinishReason.STOP)]]
+    await page.ask_anew("A long answer, please")
+    await page.page.wait_for_function(SEEN)
+    assert not await page.tab.evaluate(IS_AT_TOP)
+    models.chat.steps = [[TextDelta((1,), "Well.", FinishReason.STOP)]]
+    await page.ask_anew("And a short one")
+    await expect(page.page.locator(".asked")).to_be_in_viewport(ratio=1)
+    assert await page.tab.evaluate(IS_AT_TOP)
 
 
 async def test_the_text_box_grows_with_its_text_and_shrinks_again(page: Page) -> None:

@@ -170,6 +170,12 @@ async def test_the_focus_stays_where_one_goes_on(page: Page) -> None:
     await expect(page.page.locator(".asked")).to_have_text("First and last")
     await expect(box).to_be_focused()
     await page.is_done()
+    await page.button("Edit").click()
+    await page.page.keyboard.press("Shift+Enter")
+    await page.page.keyboard.type("one")
+    await page.page.keyboard.press("Enter")  # as in the text box
+    await expect(page.page.locator(".asked")).to_have_text("First and last\none")
+    await page.is_done()
     for name in ("Answer again", "New chat"):
         await page.button(name).click()
         await expect(box).to_be_focused()

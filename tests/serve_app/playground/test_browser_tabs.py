@@ -68,6 +68,8 @@ async def test_two_answers_to_one_question_stand_next_to_each_other(
         right = page.page.get_by_role("region", name="B: m")
         await expect(left).to_contain_text("One.")
         await expect(right).to_contain_text("Other")
+        await expect(right.first).to_contain_text("temperature 0.5")
+        await expect(left.first).not_to_contain_text("temperature")
         edge, other = await left.bounding_box(), await right.bounding_box()
         assert edge is not None
         assert other is not None

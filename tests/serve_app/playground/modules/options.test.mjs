@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { moduleOf } from "./page.mjs";
 
-const { DEFAULTS, OptionError, fieldsOf } = await moduleOf("options");
+const { DEFAULTS, OptionError, differences, fieldsOf } = await moduleOf("options");
 const given = (fields) => fieldsOf({ ...DEFAULTS, model: "m", ...fields });
 
 test("an empty form asks for the model only", () => {
@@ -31,4 +31,10 @@ test("a mistake names its field", () => {
   ]) {
     assert.throws(() => given(fields), (error) => error instanceof OptionError && message.test(error.message));
   }
+});
+
+test("what differs from the default is told in a line", () => {
+  assert.equal(differences({ ...DEFAULTS, model: "m", top_p: " " }), "");
+  const given = { ...DEFAULTS, model: "m", temperature: "1.5", seed: "7", system: "Be brief.", tools: "[]" };
+  assert.equal(differences(given), "temperature 1.5, seed 7, a system prompt, tools");
 });
