@@ -89,7 +89,7 @@ async def test_a_server_that_is_gone_is_told_and_the_text_stays(
     browser: Browser, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await_end = asyncio.Event()
-    models.chat.steps = [[TextDelta((1,), "So far")], await_end]
+    models.chat.steps = [[TextDelta((1,), "So far")], await_end, GenerationFailedError("Gone.")]
     async with tab_of(browser) as tab:
         async with serving(models, monkeypatch) as url:
             page = Page(tab, url)
