@@ -10,7 +10,11 @@ from pydantic import Field
 from deployments.contract.descriptions import ModelDescription
 from deployments.contract.errors import InvalidRequestError
 from deployments.contract.messages import TemplatePairs
-from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
+from deployments.contract.sampling_params import (
+    GRAMMAR_PARAM,
+    InvalidParameterError,
+    SamplingParams,
+)
 from serve_app.api.body.limits import Prompt
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.conversation import Conversation
@@ -35,13 +39,14 @@ class GenerationBody(StrictBody):
     )
 
     stop_param: ClassVar[str] = "stop"
-    format_param: ClassVar[str] = "response_format"
+    format_param: ClassVar[str] = GRAMMAR_PARAM
     separates_reasoning: ClassVar[bool] = True
 
     @property
     def renamed(self) -> Mapping[str, str]:
         """The request's own names of the fields that errors of others name, by those names."""
-        return {}
+        differs = self.format_param != GRAMMAR_PARAM
+        return {GRAMMAR_PARAM: self.format_param} if differs else {}
 
     @property
     def num_choices(self) -> int:

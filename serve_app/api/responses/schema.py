@@ -243,8 +243,8 @@ class ResponsesRequest(GenerationBody):
 
     @property
     def renamed(self) -> Mapping[str, str]:
-        """The field that an error about the messages names."""
-        return {"messages": "input"}
+        """The fields that errors about the messages and the format name."""
+        return {**super().renamed, "messages": "input"}
 
     def to_prompts(self, limits: LimitsConfig) -> Sequence[Conversation]:
         """Return the conversation."""

@@ -14,10 +14,15 @@ from PIL import Image
 from pydantic import ValidationError
 
 from deployments.contract.descriptions import ReasoningDescription
-from deployments.contract.errors import GenerationFailedError, OverloadedError, RaystreamError
+from deployments.contract.errors import (
+    GenerationFailedError,
+    InvalidRequestError,
+    OverloadedError,
+    RaystreamError,
+)
 from deployments.contract.messages import ChatMessage, ImagePart, TextPart
 from deployments.contract.output import FinishReason, TextDelta
-from deployments.contract.sampling_params import ReasoningTokens
+from deployments.contract.sampling_params import GRAMMAR_PARAM, ReasoningTokens
 from serve_app.api.messages.schema import MessagesEvent, PromptFields
 from serve_app.http.warning_header import WARNING_HEADER
 from tests.images import data_uri, png
@@ -761,3 +766,13 @@ async def test_the_result_of_a_call_may_be_null(caller: httpx.AsyncClient) -> No
     turns = [*USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
     answer = await caller.post(COUNT, json={"model": "m", "messages": turns})
     assert answer.status_code == 200, answer.text
+
+
+async def test_a_replica_s_refusal_of_a_grammar_names_the_client_s_field(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.refusal = InvalidRequestError("The schema needs too much.", GRAMMAR_PARAM)
+    answer = await client.post(MESSAGES, json=HI)
+    assert answer.status_code == 400
+    told = answer.json()["error"]["message"]
+    assert told == "output_config.format: The schema needs too much."

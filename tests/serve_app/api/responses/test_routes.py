@@ -14,10 +14,14 @@ from PIL import Image
 from pydantic import BaseModel
 
 from deployments.contract.descriptions import ReasoningDescription
-from deployments.contract.errors import GenerationFailedError, OverloadedError
+from deployments.contract.errors import (
+    GenerationFailedError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from deployments.contract.messages import ChatMessage, ImagePart, TextPart
 from deployments.contract.output import FinishReason, TextDelta
-from deployments.contract.sampling_params import ReasoningTokens
+from deployments.contract.sampling_params import GRAMMAR_PARAM, ReasoningTokens
 from serve_app.api.responses.schema import ResponsesEvent
 from serve_app.http.warning_header import WARNING_HEADER
 from tests.images import data_uri
@@ -493,3 +497,12 @@ async def test_metadata_has_openai_s_bounds(client: httpx.AsyncClient) -> None:
                 answer = await client.post(RESPONSES, json={**HI, "metadata": metadata})
                 assert answer.status_code == 400
                 assert answer.json()["error"]["param"].startswith("metadata")
+
+
+async def test_a_replica_s_refusal_of_a_grammar_names_the_client_s_field(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.refusal = InvalidRequestError("The schema needs too much.", GRAMMAR_PARAM)
+    answer = await client.post(RESPONSES, json=HI)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "text.format"
