@@ -33,6 +33,9 @@ from serve_app.commands.server_environment import (
 )
 
 DRIVER: Final = "serve_app.commands.run.driver"
+DRIVERS: Final = {DRIVER, "serve_app.commands.driver"}
+"""Its names; by the second, a server that was started before an update knows it."""
+
 END_OF_OPTIONS: Final = "--"
 """What the names of a file or of models follow in the driver's command."""
 
@@ -100,7 +103,7 @@ class ServerRecord:
     @property
     def has_driver(self) -> bool:
         """Whether its driver is that of `raystream serve`, which completes the record."""
-        return DRIVER in self.command and END_OF_OPTIONS in self.command
+        return not DRIVERS.isdisjoint(self.command) and END_OF_OPTIONS in self.command
 
     def is_process_here(self) -> bool:
         """Return whether its process is one of those that this process sees."""

@@ -370,10 +370,11 @@ def test_what_answers_without_json_is_not_taken_for_ray_s_api(
         assert told[-1] == f"  what answers at {api.url} is not Ray's API"
 
 
+@pytest.mark.parametrize("driver", [server_record.DRIVER, "serve_app.commands.driver"])
 def test_a_server_is_named_by_the_models_that_it_was_started_with(
-    machine: Machine, api: FakeApi, told: list[str]
+    machine: Machine, api: FakeApi, told: list[str], driver: str
 ) -> None:
-    command = [sys.executable, "-m", server_record.DRIVER, "--port=8001", "--", "org/a", "/m/b"]
+    command = [sys.executable, "-m", driver, "--port=8001", "--", "org/a", "/m/b"]
     machine.add("aaaaaaaa", "http://127.0.0.1:8001", None, api, command)
     assert operate.status(told.append, {})
     assert told[0].startswith("http://127.0.0.1:8001 (org/a /m/b), process ")
