@@ -29,6 +29,7 @@ from deployments.contract.errors import (
     OverloadedError,
     RaystreamError,
 )
+from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.gen_ai_spans import ModelSpan, end, recorded
 from deployments.contract.generation import (
     Accepted,
@@ -40,10 +41,9 @@ from deployments.contract.generation import (
     TokenizeRequest,
 )
 from deployments.contract.messages import ChatMessage, TextPart
-from deployments.contract.metric_table import GENERATOR
 from deployments.contract.output import EngineStats, TextDelta
-from deployments.contract.reasoning_format import PromptReasoning
 from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
+from deployments.contract.telemetry.metric_table import GENERATOR
 from deployments.contract.user_config import queue_limits, set_batching
 from deployments.engine.engine import Engine
 from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError

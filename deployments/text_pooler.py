@@ -19,9 +19,9 @@ from deployments.contract.descriptions import PoolerDescription
 from deployments.contract.errors import REFUSALS, RaystreamError, ReplicaUnavailableError
 from deployments.contract.gen_ai_spans import end, recorded
 from deployments.contract.generation import Refused, Started
-from deployments.contract.metric_table import POOLER
 from deployments.contract.pooling import Pooled, PooledText, PoolingEvent, PoolingRequest
-from deployments.contract.start_progress import StartProgress
+from deployments.contract.telemetry.metric_table import POOLER
+from deployments.contract.telemetry.start_progress import StartProgress
 from deployments.contract.user_config import queue_limits, set_batching
 from deployments.device.device import MemoryDevice
 from deployments.plan.memory_budget import GIB

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from deployments.contract.model_spec import ModelConfig
 from deployments.contract.sampling_params import MAX_NUM_STOPS
 from deployments.contract.strict_model import StrictModel
-from deployments.contract.tracing import TracingSettings
+from deployments.contract.telemetry.tracing import TracingSettings
 
 INGRESS_NAME = "Ingress"
 """The ingress's deployment in Ray."""

@@ -32,7 +32,7 @@ from starlette.middleware.cors import CORSMiddleware
 from deployments.contract.errors import ReplicaUnavailableError
 from deployments.contract.gen_ai_spans import ModelSpans
 from deployments.contract.model_spec import ModelSpec
-from deployments.contract.tracing import SpanKind, Tracer, open_tracer
+from deployments.contract.telemetry.tracing import SpanKind, Tracer, open_tracer
 from deployments.replica.ray_metrics import RayMetrics
 from deployments.replica.start_board import read_starts
 from serve_app.api.chat.routes import ChatApi

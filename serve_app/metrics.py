@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from deployments.contract.errors import OverloadReason
-from deployments.contract.metric_store import Counter, Kind, Metric, MetricStore
-from deployments.contract.metric_table import GENERATOR, POOLER
+from deployments.contract.telemetry.metric_store import Counter, Kind, Metric, MetricStore
+from deployments.contract.telemetry.metric_table import GENERATOR, POOLER
 from serve_app.http.request_record import MoveReason, RequestRecord
 
 REJECTIONS: Final = Metric(

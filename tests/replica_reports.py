@@ -1,6 +1,6 @@
 """Reports of replicas that never ran."""
 
-from deployments.contract.memory_report import (
+from deployments.contract.telemetry.memory_report import (
     MemoryHistory,
     MemoryReport,
     MemoryUse,

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from deployments.contract.channel.wire import MIN_INTERVAL_S, Entry, encode_message
 from deployments.contract.output import FinishReason, TextDelta
-from deployments.contract.wire import MIN_INTERVAL_S, Entry, encode_message
 
 MAX_WEIGHT: Final = 1024
 """The most deltas in one message. After each message the outbox looks again whether the ingress

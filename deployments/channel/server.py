@@ -16,9 +16,8 @@ from typing import Final, cast
 
 from deployments.channel.go_ahead import GoAheads
 from deployments.channel.outbox import Outbox, OutgoingStream
-from deployments.contract.generation import ChannelAddress, StreamKey
-from deployments.contract.tls import TlsFiles
-from deployments.contract.wire import (
+from deployments.contract.channel.tls import TlsFiles
+from deployments.contract.channel.wire import (
     MAX_INGRESS_BYTES,
     MAX_SILENCE_S,
     FrameReader,
@@ -28,6 +27,7 @@ from deployments.contract.wire import (
     decode_hello,
     encode_message,
 )
+from deployments.contract.generation import ChannelAddress, StreamKey
 
 logger = logging.getLogger("ray.serve.raystream.channel")
 

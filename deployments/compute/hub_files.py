@@ -13,7 +13,7 @@ from typing import Any, Final
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.utils.tqdm import tqdm
 
-from deployments.contract.start_progress import StartPhase, StartProgress
+from deployments.contract.telemetry.start_progress import StartPhase, StartProgress
 from deployments.plan.checkpoint import CONFIG_FILE, find_file
 
 logger = logging.getLogger("ray.serve.raystream.replica")

@@ -24,7 +24,7 @@ from deployments.contract.errors import (
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.output import FinishReason, SequenceJournal, TextDelta
 from deployments.contract.pooling import PoolingOperation, PoolingRequest
-from deployments.contract.tracing import Span, SpanKind, TraceContext, Tracer, context_of
+from deployments.contract.telemetry.tracing import Span, SpanKind, TraceContext, Tracer, context_of
 
 OPERATION: Final = "gen_ai.operation.name"
 PROVIDER: Final = "gen_ai.provider.name"

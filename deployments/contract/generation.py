@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from deployments.contract.errors import InvalidRequestError, ModelChangedError, OverloadedError
+from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.messages import ChatMessage, TemplatePairs, Tool
-from deployments.contract.reasoning_format import PromptReasoning
 from deployments.contract.sampling_params import SamplingParams
-from deployments.contract.tracing import TraceContext
+from deployments.contract.telemetry.tracing import TraceContext
 
 PROBATION_TOKENS: Final = 1
 """Tokens that a suspect must gain on probation: encoding and prefill are where a request kills a

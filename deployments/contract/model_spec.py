@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from deployments.contract.descriptions import Task
 from deployments.contract.strict_model import StrictModel
-from deployments.contract.tracing import TracingSettings
+from deployments.contract.telemetry.tracing import TracingSettings
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.contract.generation import Refused, Started
-from deployments.contract.tracing import TraceContext
+from deployments.contract.telemetry.tracing import TraceContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import psutil
 import pynvml
 import torch
 
-from deployments.contract.memory_report import MemoryUse
+from deployments.contract.telemetry.memory_report import MemoryUse
 from deployments.device.device import MemoryDevice
 from deployments.plan import cgroup
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from deployments.contract.memory_report import (
+from deployments.contract.telemetry.memory_report import (
     WARN_BELOW,
     WARN_FROM,
     MemoryHistory,

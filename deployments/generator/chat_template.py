@@ -20,10 +20,10 @@ from transformers.utils.chat_template_utils import _get_template_variables
 
 from deployments.compute.tokenizer_files import special_tokens
 from deployments.contract.errors import InvalidRequestError
+from deployments.contract.formats.reasoning_format import QWEN3, PromptReasoning, ReasoningFormat
+from deployments.contract.formats.tool_call_format import FORMATS, ToolCallFormat
 from deployments.contract.messages import ChatMessage, TemplateValue, TextPart, Tool, ToolCall
 from deployments.contract.model_errors import UnsupportedModelError
-from deployments.contract.reasoning_format import QWEN3, PromptReasoning, ReasoningFormat
-from deployments.contract.tool_call_format import FORMATS, ToolCallFormat
 from deployments.generator.alternation import FILLERS, RefusedTurns, find_refused, put
 from deployments.generator.message_content import (
     IMAGE_FORMS,

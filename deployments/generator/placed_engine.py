@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from deployments.contract.model_spec import ModelSpec
-from deployments.contract.start_progress import StartProgress
+from deployments.contract.telemetry.start_progress import StartProgress
 from deployments.device.device import MemoryDevice
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits

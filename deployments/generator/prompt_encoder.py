@@ -22,9 +22,9 @@ from deployments.contract.errors import (
     InvalidRequestError,
     RaystreamError,
 )
+from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.generation import GenerationRequest, TokenizedPrompt, TokenizeRequest
 from deployments.contract.messages import ChatMessage, ImagePart, TemplatePairs, Tool
-from deployments.contract.reasoning_format import PromptReasoning
 from deployments.generator.chat_template import ChatTemplate
 from deployments.generator.images import decode_image
 from deployments.generator.reasoning import choose_reasoning_format

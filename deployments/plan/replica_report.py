@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
-from deployments.contract.memory_report import MemoryReport
+from deployments.contract.telemetry.memory_report import MemoryReport
 
 if TYPE_CHECKING:
     from deployments.plan.replica_plan import ReplicaPlan

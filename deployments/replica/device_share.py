@@ -16,7 +16,7 @@ from deployments.compute.host_memory import keep_freed_memory
 from deployments.compute.hub_files import download_files, weights_of
 from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.model_spec import ModelSpec, number
-from deployments.contract.start_progress import StartPhase, StartProgress
+from deployments.contract.telemetry.start_progress import StartPhase, StartProgress
 from deployments.device.device import (
     LARGE_MODEL_BYTES,
     MemoryDevice,

@@ -1,12 +1,13 @@
-"""Records what a model's replica does, by the definitions of `deployments.contract.metric_table`.
+"""Records what a model's replica does, by the definitions of `telemetry.metric_table`.
 
 Times are those of the client's request where the replica knows them: it learns from the request how
 long ago that arrived.
 """
 
-from deployments.contract.memory_report import MemoryUse, MemoryWarning
-from deployments.contract.metric_store import MetricStore
-from deployments.contract.metric_table import (
+from deployments.contract.output import EngineStats, FinishReason, TextDelta
+from deployments.contract.telemetry.memory_report import MemoryUse, MemoryWarning
+from deployments.contract.telemetry.metric_store import MetricStore
+from deployments.contract.telemetry.metric_table import (
     ANSWER_LENGTH,
     BATCH_SEQUENCES,
     BATCH_TOKENS,
@@ -34,7 +35,6 @@ from deployments.contract.metric_table import (
     TTFT,
     WAITING,
 )
-from deployments.contract.output import EngineStats, FinishReason, TextDelta
 
 
 class ReplicaMetrics:

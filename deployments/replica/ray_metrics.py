@@ -16,7 +16,13 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 from ray.serve.metrics import Counter, Gauge
 
-from deployments.contract.metric_store import Kind, Metric, MetricStore, Series, bucket_labels
+from deployments.contract.telemetry.metric_store import (
+    Kind,
+    Metric,
+    MetricStore,
+    Series,
+    bucket_labels,
+)
 
 logger = logging.getLogger("ray.serve.raystream.metrics")
 

@@ -24,7 +24,7 @@ from ray.experimental.internal_kv import (
 )
 from ray.serve.exceptions import RayServeException
 
-from deployments.contract.start_progress import StartPhase, StartProgress, StartReport
+from deployments.contract.telemetry.start_progress import StartPhase, StartProgress, StartReport
 
 logger = logging.getLogger("ray.serve.raystream.start")
 

@@ -16,8 +16,8 @@ from starlette.types import Scope
 
 from deployments.contract.errors import OverloadReason
 from deployments.contract.gen_ai_spans import MOVE_REASON, MOVED
-from deployments.contract.metric_store import Counter
-from deployments.contract.tracing import Span, TraceContext, context_of
+from deployments.contract.telemetry.metric_store import Counter
+from deployments.contract.telemetry.tracing import Span, TraceContext, context_of
 from serve_app.http.error_shapes import ErrorShape, openai_error
 
 CLIENT_DISCONNECTED: Final = "client_disconnected"

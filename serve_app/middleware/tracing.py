@@ -26,7 +26,7 @@ from deployments.contract.gen_ai_spans import (
     REFUSED,
     TIME_TO_FIRST,
 )
-from deployments.contract.tracing import Span, SpanKind, TraceContext, Tracer
+from deployments.contract.telemetry.tracing import Span, SpanKind, TraceContext, Tracer
 from serve_app.http.request_record import CLIENT_DISCONNECTED, RequestRecord, record_of
 
 METHOD: Final = "POST"

@@ -2,14 +2,14 @@ import pytest
 
 from deployments.channel import outbox as module
 from deployments.channel.outbox import Outbox
-from deployments.contract.output import FinishReason, PromptLogprobs, TextDelta
-from deployments.contract.wire import (
+from deployments.contract.channel.wire import (
     MAX_MESSAGE_BYTES,
     MIN_INTERVAL_S,
     Entry,
     FrameReader,
     decode_message,
 )
+from deployments.contract.output import FinishReason, PromptLogprobs, TextDelta
 from tests.stopped_clock import Clock, settle
 
 LAST = TextDelta((9,), "!", FinishReason.STOP)

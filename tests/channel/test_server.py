@@ -9,9 +9,7 @@ import pytest
 from deployments.channel import outbox as outbox_module
 from deployments.channel import server as module
 from deployments.channel.server import ChannelServer
-from deployments.contract.generation import ChannelAddress, StreamKey
-from deployments.contract.output import FinishReason, TextDelta
-from deployments.contract.wire import (
+from deployments.contract.channel.wire import (
     MAX_INGRESS_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_SILENCE_S,
@@ -23,6 +21,8 @@ from deployments.contract.wire import (
     encode_hello,
     encode_message,
 )
+from deployments.contract.generation import ChannelAddress, StreamKey
+from deployments.contract.output import FinishReason, TextDelta
 from tests.deadline import in_time
 from tests.stopped_clock import Clock, settle
 

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deployments.contract.tracing import _ThinLog
+from deployments.contract.telemetry.tracing import _ThinLog
 from tests.deployments.replica_context import as_replica
 from tests.otlp_receiver import Receiver, receiving
 

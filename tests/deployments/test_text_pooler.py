@@ -20,10 +20,15 @@ from deployments.contract.errors import (
 )
 from deployments.contract.gen_ai_spans import ModelSpans
 from deployments.contract.generation import Refused, Started
-from deployments.contract.metric_table import E2E
 from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.pooling import Pooled, PoolingEvent, PoolingRequest
-from deployments.contract.tracing import SpanKind, TraceContext, TracingSettings, open_tracer
+from deployments.contract.telemetry.metric_table import E2E
+from deployments.contract.telemetry.tracing import (
+    SpanKind,
+    TraceContext,
+    TracingSettings,
+    open_tracer,
+)
 from deployments.plan.memory_budget import DeviceMemoryError
 from deployments.text_pooler import MAX_BATCH_SIZE, TextPooler
 from tests.deployments.tiny_folder import spec

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.contract.memory_report import (
+from deployments.contract.telemetry.memory_report import (
     WARN_BELOW,
     WARN_FROM,
     MemoryUse,

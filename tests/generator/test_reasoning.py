@@ -1,7 +1,7 @@
 import pytest
 
+from deployments.contract.formats.reasoning_format import DEEPSEEK_R1, QWEN3
 from deployments.contract.model_errors import UnsupportedModelError
-from deployments.contract.reasoning_format import DEEPSEEK_R1, QWEN3
 from deployments.contract.sampling_params import ReasoningTokens
 from deployments.generator.chat_template import ChatTemplate
 from deployments.generator.reasoning import choose_reasoning_format, describe_reasoning

@@ -4,7 +4,7 @@ import re
 import pytest
 import yaml
 
-from deployments.contract.metric_store import Kind
+from deployments.contract.telemetry.metric_store import Kind
 from k8s.make_base import ALERTS
 from k8s.make_dashboards import FOLDER, dashboards
 from serve_app.metrics import ALL

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from deployments.contract.descriptions import ModelDescription
 from deployments.contract.errors import InvalidRequestError
+from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.generation import (
     Accepted,
     GenerationRequest,
@@ -14,7 +15,6 @@ from deployments.contract.generation import (
     TokenizeRequest,
 )
 from deployments.contract.output import FinishReason, TextDelta
-from deployments.contract.reasoning_format import PromptReasoning
 from deployments.contract.sampling_params import SamplingParams
 from tests.serve_app.by_method import ByMethod
 

@@ -1,4 +1,4 @@
-from deployments.contract.metric_store import Metric
+from deployments.contract.telemetry.metric_store import Metric
 from serve_app.metrics import IngressMetrics
 
 

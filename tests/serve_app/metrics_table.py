@@ -3,8 +3,8 @@
 A test fails if the document's table differs.
 """
 
-from deployments.contract.metric_store import Metric
-from deployments.contract.metric_table import GENERATOR, POOLER
+from deployments.contract.telemetry.metric_store import Metric
+from deployments.contract.telemetry.metric_table import GENERATOR, POOLER
 from serve_app.metrics import INGRESS
 from tests.made_table import MadeTable
 

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from deployments.contract.model_spec import GENERATION_KEYS, ONGOING_MARGIN, ModelConfig
 from deployments.contract.strict_model import unknown_key_message
-from deployments.contract.tracing import TracingSettings
+from deployments.contract.telemetry.tracing import TracingSettings
 from serve_app.config import INGRESS_NAME, AppConfig, CorsConfig, LimitsConfig, TracingConfig
 from serve_app.shipped_files import CONFIG
 from tests.offenders import Offenders

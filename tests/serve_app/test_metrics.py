@@ -1,7 +1,7 @@
 import pytest
 
 from deployments.contract.errors import OverloadReason
-from deployments.contract.metric_table import GENERATOR, POOLER
+from deployments.contract.telemetry.metric_table import GENERATOR, POOLER
 from serve_app.http.request_record import MoveReason, RequestRecord
 from serve_app.metrics import (
     ALL,

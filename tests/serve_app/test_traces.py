@@ -11,7 +11,7 @@ import pytest
 from deployments.contract.gen_ai_spans import ModelSpans
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.sampling_params import SamplingParams
-from deployments.contract.tracing import SpanKind, Tracer, TracingSettings, open_tracer
+from deployments.contract.telemetry.tracing import SpanKind, Tracer, TracingSettings, open_tracer
 from deployments.text_generator import TextGenerator
 from raystream.local_handle import LocalHandle
 from serve_app.backends.replicas.handle_backend import HandleBackend

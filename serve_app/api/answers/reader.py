@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from deployments.contract.formats.tool_call_format import ToolCallFormat
 from deployments.contract.output import TextDelta
-from deployments.contract.tool_call_format import ToolCallFormat
 from serve_app.api.reasoning.separation import Separation
 from serve_app.api.tools.offer import ToolOffer
 from serve_app.api.tools.parsing.events import (

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from deployments.contract.bounded_executor import BoundedExecutor
-from deployments.contract.metric_store import MetricStore
+from deployments.contract.telemetry.metric_store import MetricStore
 from serve_app.api.intake.model_lookup import ModelLookup
 from serve_app.api.intake.prompt_reader import PromptReader
 from serve_app.api.intake.stream_opener import StreamOpener

@@ -11,7 +11,7 @@ CONTENT is everything to the end.
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from deployments.contract.reasoning_format import PromptReasoning, ReasoningFormat
+from deployments.contract.formats.reasoning_format import PromptReasoning, ReasoningFormat
 from serve_app.api.marks import num_overlapping
 
 BREAKS = "\n"

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Self
 
 from deployments.contract.descriptions import ModelDescription
-from deployments.contract.output import TextDelta, TokenLogprobs
-from deployments.contract.reasoning_format import (
+from deployments.contract.formats.reasoning_format import (
     REASONING_FORMATS,
     PromptReasoning,
     ReasoningFormat,
 )
+from deployments.contract.output import TextDelta, TokenLogprobs
 from deployments.contract.sampling_params import ReasoningTokens
 from serve_app.api.reasoning.parser import ReasoningParser
 

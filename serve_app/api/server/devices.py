@@ -10,8 +10,8 @@ from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.contract.descriptions import Task
-from deployments.contract.memory_report import Watched
-from deployments.contract.start_progress import StartPhase
+from deployments.contract.telemetry.memory_report import Watched
+from deployments.contract.telemetry.start_progress import StartPhase
 from deployments.plan.replica_report import ReplicaState
 from serve_app.api.intake.context import ApiContext
 from serve_app.backends.models.devices import ModelDevices

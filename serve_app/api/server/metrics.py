@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from deployments.contract.metric_store import Kind, Metric, Snapshot, bucket_labels
+from deployments.contract.telemetry.metric_store import Kind, Metric, Snapshot, bucket_labels
 from serve_app.api.intake.context import ApiContext
 from serve_app.metrics import ALL
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from deployments.contract.errors import InvalidRequestError
+from deployments.contract.formats.tool_call_format import ToolCallFormat
 from deployments.contract.grammar.probe import Finding, examine
 from deployments.contract.messages import Tool
-from deployments.contract.tool_call_format import ToolCallFormat
 from serve_app.api.structured.answer_grammar import (
     GrammarSettings,
     Part,

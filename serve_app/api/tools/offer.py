@@ -6,9 +6,9 @@ from typing import Final
 
 from deployments.contract.descriptions import ModelDescription
 from deployments.contract.errors import InvalidRequestError
+from deployments.contract.formats.tool_call_format import FORMATS, ToolCallFormat
 from deployments.contract.messages import Tool
 from deployments.contract.sampling_params import SamplingParams
-from deployments.contract.tool_call_format import FORMATS, ToolCallFormat
 from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.tool_grammar import (
     MAX_FORCED_CALLS,

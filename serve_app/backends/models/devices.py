@@ -12,7 +12,7 @@ from typing import Final
 
 from deployments.contract.descriptions import Task
 from deployments.contract.model_spec import ModelConfig
-from deployments.contract.start_progress import StartReport
+from deployments.contract.telemetry.start_progress import StartReport
 from serve_app.backends.models.serving_states import (
     NOT_READY,
     DeploymentState,

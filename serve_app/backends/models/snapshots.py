@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
-from deployments.contract.metric_store import Snapshot
-from deployments.contract.metric_table import LOAD, OF_LIVE
+from deployments.contract.telemetry.metric_store import Snapshot
+from deployments.contract.telemetry.metric_table import LOAD, OF_LIVE
 from serve_app.backends.models.single_flight import Remembered
 from serve_app.backends.replicas.running_replicas import RunningReplicas
 

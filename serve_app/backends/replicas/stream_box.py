@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from deployments.contract.channel.wire import MIN_INTERVAL_S
 from deployments.contract.generation import StreamKey
 from deployments.contract.output import TextDelta
-from deployments.contract.wire import MIN_INTERVAL_S
 
 MAX_SHARE: Final = 0.5
 """The share of the event loop's time that readers of running streams may take."""

@@ -12,10 +12,8 @@ from itertools import count
 from secrets import token_hex
 from typing import Any, Final, TypeVar, cast
 
-from deployments.contract.errors import ReplicaUnavailableError
-from deployments.contract.generation import ChannelAddress, StreamKey
-from deployments.contract.tls import TlsFiles
-from deployments.contract.wire import (
+from deployments.contract.channel.tls import TlsFiles
+from deployments.contract.channel.wire import (
     MAX_MESSAGE_BYTES,
     MAX_SILENCE_S,
     FrameReader,
@@ -25,6 +23,8 @@ from deployments.contract.wire import (
     encode_go_ahead,
     encode_hello,
 )
+from deployments.contract.errors import ReplicaUnavailableError
+from deployments.contract.generation import ChannelAddress, StreamKey
 from serve_app.backends.replicas.stream_box import Rounds, StreamBox
 
 T = TypeVar("T")

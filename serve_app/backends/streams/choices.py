@@ -13,9 +13,9 @@ from secrets import token_hex
 from typing import Any, Literal, Self, cast
 
 from deployments.contract.errors import RaystreamError, overload_reason
+from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.generation import GenerationRequest, RequestGroup
 from deployments.contract.output import TextDelta
-from deployments.contract.reasoning_format import PromptReasoning
 from serve_app.backends.replicas.backend import Backend, GenerationStream
 from serve_app.http.request_record import current_record
 

@@ -14,7 +14,7 @@ from typing import Final, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from deployments.contract.start_progress import StartReport
+from deployments.contract.telemetry.start_progress import StartReport
 
 Starts = Mapping[str, Sequence[StartReport]]
 """How far starting replicas are, by the name of the deployment."""

@@ -17,7 +17,7 @@ from deployments.contract.messages import ChatMessage, TextPart
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.pooling import PoolingRequest
 from deployments.contract.sampling_params import SamplingParams
-from deployments.contract.tracing import (
+from deployments.contract.telemetry.tracing import (
     SpanKind,
     TraceContext,
     Tracer,

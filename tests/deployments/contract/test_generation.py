@@ -15,6 +15,7 @@ from deployments.contract.errors import (
     OverloadedError,
     OverloadReason,
 )
+from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.generation import (
     Accepted,
     ChannelAddress,
@@ -28,7 +29,6 @@ from deployments.contract.generation import (
 from deployments.contract.messages import ChatMessage, ImagePart, TextPart, Tool, ToolCall
 from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
 from deployments.contract.pooling import Pooled, PooledText, PoolingRequest
-from deployments.contract.reasoning_format import PromptReasoning
 from deployments.contract.sampling_params import ReasoningTokens, SamplingParams
 from tests.offenders import Offenders
 from tests.serve_app.fake_pooler import as_row

@@ -1,9 +1,9 @@
 import pytest
 
-from deployments.contract.memory_report import MemoryUse, MemoryWarning, Watched
-from deployments.contract.metric_store import Kind, MetricStore
-from deployments.contract.metric_table import GENERATOR, POOLER
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
+from deployments.contract.telemetry.memory_report import MemoryUse, MemoryWarning, Watched
+from deployments.contract.telemetry.metric_store import Kind, MetricStore
+from deployments.contract.telemetry.metric_table import GENERATOR, POOLER
 from deployments.replica.metrics import (
     GeneratorMetrics,
     MemoryMetrics,

@@ -2,8 +2,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from deployments.contract.metric_store import Kind, Metric, MetricStore
-from deployments.contract.metric_table import GENERATOR, POOLER
+from deployments.contract.telemetry.metric_store import Kind, Metric, MetricStore
+from deployments.contract.telemetry.metric_table import GENERATOR, POOLER
 from deployments.replica import ray_metrics
 from deployments.replica.ray_metrics import RayMetrics
 

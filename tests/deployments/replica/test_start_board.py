@@ -6,7 +6,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 
-from deployments.contract.start_progress import StartPhase, StartProgress
+from deployments.contract.telemetry.start_progress import StartPhase, StartProgress
 from deployments.replica import start_board
 from deployments.replica.start_board import OLD_S, StartBoard, read_starts
 from tests.ray.serve_run import wait_until

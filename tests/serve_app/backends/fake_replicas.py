@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from deployments.contract.descriptions import ModelDescription, PoolerDescription
 from deployments.contract.errors import RaystreamError, ReplicaUnavailableError
+from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.generation import (
     Accepted,
     GenerationRequest,
@@ -15,7 +16,6 @@ from deployments.contract.generation import (
 )
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.pooling import PooledText, PoolingRequest
-from deployments.contract.reasoning_format import PromptReasoning
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.streams.failover import Failover
 from serve_app.backends.streams.losses import FailoverLimits

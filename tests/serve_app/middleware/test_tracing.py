@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from deployments.contract.errors import GenerationFailedError, OverloadedError
-from deployments.contract.tracing import Tracer, TracingSettings, open_tracer
+from deployments.contract.telemetry.tracing import Tracer, TracingSettings, open_tracer
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.otlp_receiver import ReceivedSpan, Receiver, receiving

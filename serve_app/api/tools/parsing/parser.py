@@ -13,7 +13,7 @@ object; BETWEEN looks for a separator or a closing mark; REST is text to the end
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum, auto
 
-from deployments.contract.tool_call_format import ToolCallFormat
+from deployments.contract.formats.tool_call_format import ToolCallFormat
 from serve_app.api.marks import num_overlapping
 from serve_app.api.tools.parsing.call_reader import CallReader
 from serve_app.api.tools.parsing.events import (

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
+from deployments.contract.formats.reasoning_format import REASONING_FORMATS, PromptReasoning
+from deployments.contract.formats.tool_call_format import FORMATS
 from deployments.contract.messages import Tool
 from deployments.contract.output import FinishReason, TextDelta
-from deployments.contract.reasoning_format import REASONING_FORMATS, PromptReasoning
 from deployments.contract.sampling_params import ReasoningTokens
-from deployments.contract.tool_call_format import FORMATS
 from serve_app.api.answers.blocks import Block, BlockReader, CallMade, joined
 from serve_app.api.answers.reader import Finished, Reasoning
 from serve_app.api.reasoning.separation import Separation

@@ -2,9 +2,14 @@ import re
 
 import pytest
 
+from deployments.contract.formats.tool_call_format import (
+    HERMES,
+    LLAMA3_JSON,
+    MISTRAL,
+    ToolCallFormat,
+)
 from deployments.contract.messages import Tool
 from deployments.contract.output import FinishReason, TextDelta
-from deployments.contract.tool_call_format import HERMES, LLAMA3_JSON, MISTRAL, ToolCallFormat
 from serve_app.api.answers.reader import AnswerReader, CallBegun, Finished, new_call_id
 from serve_app.api.structured.tool_grammar import OfferedFunction
 from serve_app.api.tools.offer import ToolOffer

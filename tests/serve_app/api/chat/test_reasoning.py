@@ -8,8 +8,8 @@ import openai
 import pytest
 
 from deployments.contract.descriptions import ReasoningDescription
+from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
-from deployments.contract.reasoning_format import PromptReasoning
 from deployments.contract.sampling_params import ReasoningTokens
 from serve_app.http.warning_header import WARNING_HEADER
 from tests.offenders import Offenders

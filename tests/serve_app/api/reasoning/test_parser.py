@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.contract.reasoning_format import DEEPSEEK_R1, QWEN3, PromptReasoning
+from deployments.contract.formats.reasoning_format import DEEPSEEK_R1, QWEN3, PromptReasoning
 from serve_app.api.reasoning.parser import ReasoningParser, SplitText
 from tests.offenders import Offenders
 

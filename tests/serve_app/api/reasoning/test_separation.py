@@ -1,4 +1,4 @@
-from deployments.contract.reasoning_format import PromptReasoning
+from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.sampling_params import ReasoningTokens
 from serve_app.api.reasoning.separation import ReasoningCounter
 from tests.offenders import Offenders

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.contract.start_progress import StartPhase, StartReport
+from deployments.contract.telemetry.start_progress import StartPhase, StartReport
 from serve_app.backends.models import devices
 from serve_app.backends.models.devices import MEMORY_S, DeviceSources
 from serve_app.backends.models.serving_states import DeploymentState, ServingState

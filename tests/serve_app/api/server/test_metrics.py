@@ -6,9 +6,9 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.contract.errors import GenerationFailedError
-from deployments.contract.metric_store import Snapshot
-from deployments.contract.metric_table import GENERATOR, POOLER
 from deployments.contract.output import TextDelta
+from deployments.contract.telemetry.metric_store import Snapshot
+from deployments.contract.telemetry.metric_table import GENERATOR, POOLER
 from serve_app.api.server import metrics
 from serve_app.api.server.metrics import exposition
 from serve_app.config import AppConfig, Scope

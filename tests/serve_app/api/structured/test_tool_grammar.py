@@ -6,15 +6,15 @@ from llguidance import LLMatcher
 
 from deployments.contract.descriptions import ModelDescription
 from deployments.contract.errors import InvalidRequestError
-from deployments.contract.messages import Tool
-from deployments.contract.sampling_params import SamplingParams
-from deployments.contract.tool_call_format import (
+from deployments.contract.formats.tool_call_format import (
     FORMATS,
     HERMES,
     LLAMA3_JSON,
     MISTRAL,
     ToolCallFormat,
 )
+from deployments.contract.messages import Tool
+from deployments.contract.sampling_params import SamplingParams
 from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.json_schema_grammar import json_schema_grammar
 from serve_app.api.structured.tool_grammar import OfferedFunction

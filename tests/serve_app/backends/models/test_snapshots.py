@@ -3,7 +3,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from deployments.contract.metric_store import Series, Snapshot
+from deployments.contract.telemetry.metric_store import Series, Snapshot
 from serve_app.backends.models.snapshots import (
     ALONE_S,
     MEMORY_S,

@@ -2,10 +2,10 @@ import asyncio
 
 import pytest
 
+from deployments.contract.channel.wire import MIN_INTERVAL_S
 from deployments.contract.errors import ReplicaUnavailableError
 from deployments.contract.generation import StreamKey
 from deployments.contract.output import FinishReason, TextDelta
-from deployments.contract.wire import MIN_INTERVAL_S
 from serve_app.backends.replicas.stream_box import (
     MAX_SHARE,
     MAX_WAIT_S,

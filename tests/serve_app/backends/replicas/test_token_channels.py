@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from deployments.channel.server import ChannelServer
+from deployments.contract.channel.tls import TlsFiles
 from deployments.contract.errors import ReplicaUnavailableError
 from deployments.contract.generation import ChannelAddress
 from deployments.contract.output import FinishReason, TextDelta
-from deployments.contract.tls import TlsFiles
 from serve_app.backends.replicas import token_channels as module
 from serve_app.backends.replicas.stream_box import StreamBox
 from serve_app.backends.replicas.token_channels import MAX_NUM_SILENT_TICKS, TokenChannels

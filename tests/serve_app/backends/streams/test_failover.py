@@ -18,6 +18,7 @@ from deployments.contract.errors import (
     ReplicaUnavailableError,
     StallTimeoutError,
 )
+from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.generation import (
     PROBATION_TOKENS_AGAIN,
     GenerationRequest,
@@ -26,7 +27,6 @@ from deployments.contract.generation import (
 )
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.pooling import PoolingRequest
-from deployments.contract.reasoning_format import PromptReasoning
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.replicas.backend import DescribeRequest, DetokenizeRequest
 from serve_app.backends.replicas.lost import (

@@ -15,7 +15,7 @@ from deployments.contract.errors import (
 )
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.sampling_params import SamplingParams
-from deployments.contract.tracing import TraceContext
+from deployments.contract.telemetry.tracing import TraceContext
 from serve_app.backends.replicas.lost import ReplicaStoppedError
 from serve_app.backends.streams.failover_stream import FailoverStream
 from serve_app.backends.streams.losses import FailoverLimits

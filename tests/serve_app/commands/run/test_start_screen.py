@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from deployments.contract.start_progress import StartPhase, StartReport
+from deployments.contract.telemetry.start_progress import StartPhase, StartReport
 from serve_app.commands.run.start_screen import StartScreen
 from tests.ray.serve_run import wait_until
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deployments.contract.tool_call_format import (
+from deployments.contract.formats.tool_call_format import (
     FORMATS,
     HERMES,
     LLAMA3_JSON,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.contract.tls import TlsFiles
+from deployments.contract.channel.tls import TlsFiles
 
 NAMED = {
     "RAY_TLS_SERVER_CERT": "/tls/node.crt",

@@ -1,4 +1,9 @@
-from deployments.contract.start_progress import RATE_S, StartPhase, StartProgress, StartReport
+from deployments.contract.telemetry.start_progress import (
+    RATE_S,
+    StartPhase,
+    StartProgress,
+    StartReport,
+)
 
 
 class Clock:

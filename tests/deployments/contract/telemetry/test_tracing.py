@@ -10,8 +10,8 @@ import pytest
 from opentelemetry.trace import StatusCode, get_tracer_provider
 
 from benchmarks.free_port import free_port
-from deployments.contract import tracing as module
-from deployments.contract.tracing import (
+from deployments.contract.telemetry import tracing as module
+from deployments.contract.telemetry.tracing import (
     SpanKind,
     TraceContext,
     Tracer,
@@ -30,7 +30,7 @@ UNSAMPLED = f"00-{TRACE_ID}-{PARENT_ID}-00"
 
 LISTS_MODULES = """
 import sys, threading
-from deployments.contract.tracing import open_tracer
+from deployments.contract.telemetry.tracing import open_tracer
 assert open_tracer(None, "service", "instance") is None
 print(*sorted(name for name in sys.modules if name.startswith("opentelemetry.")))
 print(*(thread.name for thread in threading.enumerate()))

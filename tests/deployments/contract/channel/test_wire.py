@@ -4,14 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.contract.output import (
-    FinishReason,
-    PromptLogprobs,
-    TextDelta,
-    TokenLogprob,
-    TokenLogprobs,
-)
-from deployments.contract.wire import (
+from deployments.contract.channel.wire import (
     MAX_INGRESS_BYTES,
     VERSION,
     FrameReader,
@@ -23,6 +16,13 @@ from deployments.contract.wire import (
     encode_go_ahead,
     encode_hello,
     encode_message,
+)
+from deployments.contract.output import (
+    FinishReason,
+    PromptLogprobs,
+    TextDelta,
+    TokenLogprob,
+    TokenLogprobs,
 )
 from tests.offenders import Offenders
 

@@ -7,9 +7,9 @@ both into one.
 
 from typing import Final
 
-from deployments.contract.memory_report import Watched
-from deployments.contract.metric_store import Kind, Metric
 from deployments.contract.output import FinishReason
+from deployments.contract.telemetry.memory_report import Watched
+from deployments.contract.telemetry.metric_store import Kind, Metric
 
 LATENCY_BUCKETS_S: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),

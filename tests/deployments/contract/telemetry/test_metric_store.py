@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.contract.metric_store import Histogram, Kind, Metric, MetricStore
+from deployments.contract.telemetry.metric_store import Histogram, Kind, Metric, MetricStore
 
 COUNTER = Metric(
     "vllm_ends_total", Kind.COUNTER, "Ends.", ("model_name", "reason"), values=("stop", "length")

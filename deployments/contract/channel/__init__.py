@@ -1,0 +1,1 @@
+"""The channel's messages, and how both of its ends encrypt it."""

@@ -1,0 +1,1 @@
+"""What a process says of itself: metrics, memory, its start and spans."""
