@@ -10,6 +10,7 @@ nor used. Only `open_tracer` imports the SDK, and only if tracing is on.
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -45,6 +46,12 @@ LOG_INTERVAL_S: Final = 60.0
 """The SDK logs each failed export and each dropped span; one line in this time is passed on."""
 
 MAX_LOG_LENGTH: Final = 300
+
+MAX_QUEUED_SPANS: Final = 2048
+MAX_BATCH_SPANS: Final = 512
+MAX_SPAN_ITEMS: Final = 128
+"""The SDK's defaults. Passed to it, because values of its variables that do not go together, or are
+not valid, would stop the process."""
 
 W3C: Final = TraceContextTextMapPropagator()
 """Reads and writes the headers `traceparent` and `tracestate`."""
@@ -131,6 +138,7 @@ class Tracer:
 def open_tracer(settings: TracingSettings | None, service: str, instance_id: str) -> Tracer | None:
     """Return a tracer that sends its spans to a collector; None if tracing is off.
 
+    `OTEL_SDK_DISABLED=true` turns tracing off with a warning, although there are settings.
     Credentials and certificates of the collector come from the variables that the SDK reads:
     `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_CERTIFICATE` and others.
 
@@ -141,9 +149,12 @@ def open_tracer(settings: TracingSettings | None, service: str, instance_id: str
     """
     if settings is None:
         return None
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        logger.warning("no traces are sent: OTEL_SDK_DISABLED is true in the environment")
+        return None
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace import SpanLimits, TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
@@ -156,11 +167,26 @@ def open_tracer(settings: TracingSettings | None, service: str, instance_id: str
     provider = TracerProvider(
         sampler=ParentBased(TraceIdRatioBased(settings.sample_ratio)),
         resource=Resource.create(names),
+        span_limits=SpanLimits(
+            max_attributes=MAX_SPAN_ITEMS,
+            max_events=MAX_SPAN_ITEMS,
+            max_links=MAX_SPAN_ITEMS,
+            max_span_attributes=MAX_SPAN_ITEMS,
+            max_event_attributes=MAX_SPAN_ITEMS,
+            max_link_attributes=MAX_SPAN_ITEMS,
+            max_attribute_length=SpanLimits.UNSET,
+            max_span_attribute_length=SpanLimits.UNSET,
+        ),
         shutdown_on_exit=False,  # it would wait half a minute for a dead collector
     )
     exporter = OTLPSpanExporter(f"{settings.otlp_endpoint.rstrip('/')}/v1/traces")
     provider.add_span_processor(
-        BatchSpanProcessor(exporter, schedule_delay_millis=1e3 * EXPORT_INTERVAL_S)
+        BatchSpanProcessor(
+            exporter,
+            max_queue_size=MAX_QUEUED_SPANS,
+            schedule_delay_millis=1e3 * EXPORT_INTERVAL_S,
+            max_export_batch_size=MAX_BATCH_SPANS,
+        )
     )
     return Tracer(provider)
 

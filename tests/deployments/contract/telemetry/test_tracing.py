@@ -12,6 +12,8 @@ from opentelemetry.trace import StatusCode, get_tracer_provider
 from benchmarks.free_port import free_port
 from deployments.contract.telemetry import tracing as module
 from deployments.contract.telemetry.tracing import (
+    MAX_BATCH_SPANS,
+    MAX_QUEUED_SPANS,
     SpanKind,
     TraceContext,
     Tracer,
@@ -21,8 +23,6 @@ from deployments.contract.telemetry.tracing import (
     open_tracer,
 )
 from tests.otlp_receiver import DEADLINE_S, Receiver, receiving
-
-MAX_BATCH_SPANS, MAX_QUEUED_SPANS = 512, 2048
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
@@ -115,6 +115,39 @@ def test_a_span_goes_to_the_collector_with_its_headers(
     assert (found.service, found.instance_id) == ("service", "instance")
     assert found.attributes == {"first": "a", "second": ["a", "b"]}
     assert found.events == [("happened", {"why": "so"})]
+
+
+@pytest.mark.parametrize("limit", ["-1", "0", "many"])
+def test_the_sdk_s_variables_for_limits_have_no_effect(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    with traced(receiver.url):  # imports the SDK, which reads a limit at that time
+        pass
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "256")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4096")
+    for name in (
+        *("ATTRIBUTE_COUNT", "ATTRIBUTE_VALUE_LENGTH", "SPAN_ATTRIBUTE_COUNT"),
+        *("SPAN_ATTRIBUTE_VALUE_LENGTH", "SPAN_EVENT_COUNT", "SPAN_LINK_COUNT"),
+        *("EVENT_ATTRIBUTE_COUNT", "LINK_ATTRIBUTE_COUNT"),
+    ):
+        monkeypatch.setenv(f"OTEL_{name}_LIMIT", limit)
+    with traced(receiver.url) as tracer:
+        span = tracer.start("work", SpanKind.SERVER, None, {"first": "abc"})
+        assert span is not None
+        span.add_event("happened", {"why": "so"})
+        span.end()
+    (found,) = receiver.spans
+    assert found.attributes == {"first": "abc"}
+    assert found.events == [("happened", {"why": "so"})]
+
+
+def test_a_disabled_sdk_turns_tracing_off_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, thin_log: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "True ")
+    assert open_tracer(TracingSettings("http://127.0.0.1:1"), "service", "instance") is None
+    (line,) = warnings_of(thin_log)
+    assert "OTEL_SDK_DISABLED" in line
 
 
 INVALID_PARENTS = (
