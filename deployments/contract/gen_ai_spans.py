@@ -92,7 +92,7 @@ class ModelSpans:
 
 
 class ModelSpan:
-    """The span of a call to a replica, or of a replica's work.
+    """The span of a call to a replica, or of a replica's work; nothing is noted after its end.
 
     Attributes:
         journal: Where the engine notes when the sequence began and was preempted.
@@ -127,6 +127,8 @@ class ModelSpan:
             num_input_tokens: Tokens of the prompt, or of all texts.
             replica_id: The replica; None in the replica itself, whose spans all name it.
         """
+        if not self._span.is_recording():
+            return
         self._span.set_attribute(INPUT_TOKENS, num_input_tokens)
         if replica_id is not None:
             self._span.set_attribute(REPLICA, replica_id)
@@ -135,10 +137,13 @@ class ModelSpan:
 
     def waited(self, seconds: float) -> None:
         """Note how long the request has waited for the device."""
-        self._span.set_attribute(TIME_IN_QUEUE, seconds)
+        if self._span.is_recording():
+            self._span.set_attribute(TIME_IN_QUEUE, seconds)
 
     def gained(self, delta: TextDelta) -> None:
         """Note what a text has gained."""
+        if not self._span.is_recording():
+            return
         if delta.token_ids and not self._num_output_tokens:
             self._span.set_attribute(TIME_TO_FIRST, self._seconds_until(time.time_ns()))
         if delta.num_cached_tokens:

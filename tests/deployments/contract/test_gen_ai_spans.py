@@ -1,4 +1,5 @@
 import asyncio
+import logging
 import time
 from collections.abc import Iterator
 
@@ -101,6 +102,18 @@ def test_a_text_s_span_counts_its_tokens_and_its_times(
         "gen_ai.response.finish_reasons": ["length"],
     }
     assert found.events == []
+
+
+def test_what_comes_after_a_span_s_end_is_left_out_without_a_word(
+    spans: ModelSpans, tracer: Tracer, receiver: Receiver, thin_log: pytest.LogCaptureFixture
+) -> None:
+    span = started(spans)
+    span.end()
+    span.accepted(5, "replica")
+    span.waited(1.0)
+    span.gained(TextDelta((1,), "a", num_cached_tokens=4))
+    assert "gen_ai.usage.input_tokens" not in received(tracer, receiver).attributes
+    assert [each for each in thin_log.records if each.levelno >= logging.WARNING] == []
 
 
 def test_a_preemption_is_an_event_at_its_time(
