@@ -82,19 +82,17 @@ class RowKernel:
     emit: Callable[..., None]
 
     def address(self, *options: bool | int, is_bfloat16: bool) -> int:
-        """Return the address of the function for a parallel region; it is compiled once.
+        """Return the address of the function for a parallel region; the first call compiles it.
 
         Args:
             *options: The kernel's own.
             is_bfloat16: Whether elements are bfloat16; otherwise they are float32.
         """
-        return _compiled(self, is_bfloat16, options)[1]
+        return _compiled(self, is_bfloat16, options)
 
 
 @cache
-def _compiled(
-    kernel: RowKernel, is_bfloat16: bool, options: tuple[bool | int, ...]
-) -> tuple[MachineCode, int]:
+def _compiled(kernel: RowKernel, is_bfloat16: bool, options: tuple[bool | int, ...]) -> int:
     v = VectorBuilder(NAME, PARTS[0], is_bfloat16, has_avx512_bf16=False)
     b, names = v.builder, (*HEADER, *kernel.names)
     call = {name: v.load(I64, v.argument, 8 * i) for i, name in enumerate(names) if i}
@@ -105,8 +103,7 @@ def _compiled(
         with v.loop(v.minimum(unit_rows, b.sub(num_rows, first)), 1) as number:
             kernel.emit(v, call, b.add(first, number), *options)
     b.ret_void()
-    code = MachineCode(str(v.module), optimize=True)
-    return code, code.address_of(NAME)
+    return MachineCode(str(v.module), optimize=True).address_of(NAME)
 
 
 def _place(v: VectorBuilder, address: Value, *offsets: Value) -> Value:

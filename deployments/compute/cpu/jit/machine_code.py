@@ -5,13 +5,20 @@ llvmlite contains all of LLVM, so no machine needs a compiler.
 Source: https://llvmlite.readthedocs.io/en/latest/user-guide/binding/
 """
 
+from typing import Final
+
 import llvmlite.binding as llvm
 
 from deployments.plan.processor import features, target_features
 
 
+_KEPT: Final[list[llvm.ExecutionEngine]] = []
+"""All that was compiled: an address does not keep what it points to. A cache that two threads miss
+at once compiles twice and forgets the first, whose address is in use."""
+
+
 class MachineCode:
-    """The compiled functions of an LLVM module; they are freed with this object."""
+    """The compiled functions of an LLVM module; they stay as long as the process."""
 
     def __init__(self, source: str, *, optimize: bool) -> None:
         """Compile for this machine.
@@ -36,6 +43,7 @@ class MachineCode:
             builder.getModulePassManager().run(module, builder)
         self._engine = llvm.create_mcjit_compiler(module, machine)
         self._engine.finalize_object()
+        _KEPT.append(self._engine)
 
     def address_of(self, name: str) -> int:
         """Return the address of a function."""
