@@ -8,6 +8,7 @@ Source: https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from fastapi import APIRouter, Depends, Response
@@ -22,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from deployments.contract.telemetry.metric_store import Kind, Metric, Snapshot, bucket_labels
 from serve_app.api.intake.context import ApiContext
+from serve_app.backends.models.single_flight import SingleFlight
 from serve_app.metrics import ALL
 
 PROCESS_LABELS: Final = ("deployment", "replica")
@@ -37,6 +39,8 @@ class MetricsApi:
         self._snapshots = context.snapshots
         self._require = context.operators.require
         self._rendered: tuple[Sequence[Snapshot], bytes] = ((), b"")
+        self._rendering = SingleFlight(self._render)
+        self._thread = ThreadPoolExecutor(1, "metrics")  # the loop's own decode images
 
     def router(self) -> APIRouter:
         """Return the surface's routes."""
@@ -52,11 +56,15 @@ class MetricsApi:
 
     async def show(self) -> Response:
         """Show the metrics of all processes, at most a second old."""
+        return Response(await self._rendering.result(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    async def _render(self) -> bytes:
         found = await self._snapshots.all()
         if found is not self._rendered[0]:
             # In a thread, as streams share the loop: 64 replicas take a tenth of a second.
-            self._rendered = found, await asyncio.to_thread(exposition, found)
-        return Response(self._rendered[1], media_type=CONTENT_TYPE_PLAIN_0_0_4)
+            run = asyncio.get_running_loop().run_in_executor
+            self._rendered = found, await run(self._thread, exposition, found)
+        return self._rendered[1]
 
 
 def exposition(snapshots: Sequence[Snapshot]) -> bytes:

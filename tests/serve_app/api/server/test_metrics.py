@@ -1,3 +1,6 @@
+import asyncio
+import threading
+import time
 from collections.abc import Mapping, Sequence
 
 import httpx
@@ -183,6 +186,23 @@ async def test_the_text_is_rendered_once_for_the_same_values(
         first = (await client.get("/metrics")).content
         monkeypatch.setattr(metrics, "exposition", None)
         assert (await client.get("/metrics")).content == first
+
+
+async def test_the_text_is_rendered_once_for_scrapers_that_come_together(
+    config: AppConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def slow(snapshots: Sequence[Snapshot]) -> bytes:
+        threads.append(threading.current_thread().name)
+        time.sleep(0.1)
+        return exposition(snapshots)
+
+    monkeypatch.setattr(metrics, "exposition", slow)
+    async with client_of(app_of(config, "127.0.0.1")) as client:
+        answers = await asyncio.gather(*(client.get("/metrics") for _ in range(3)))
+    assert threads == ["metrics_0"]
+    assert len({answer.content for answer in answers}) == 1
 
 
 async def test_the_route_is_documented(client: httpx.AsyncClient) -> None:
