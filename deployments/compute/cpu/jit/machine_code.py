@@ -11,7 +11,6 @@ import llvmlite.binding as llvm
 
 from deployments.plan.processor import features, target_features
 
-
 _KEPT: Final[list[llvm.ExecutionEngine]] = []
 """All that was compiled: an address does not keep what it points to. A cache that two threads miss
 at once compiles twice and forgets the first, whose address is in use."""
