@@ -12,7 +12,7 @@ An older commit may send none; then the ratio is what they cost.
 With `--ray` each runs on its own Ray, in the mode of serve.env, with the source behind a handle
 (`instant_ray_server`). CPU time is then given for the ingress replica and for all processes.
 
-The baseline is the ingress before its streams could be resumed by the ids of their events.
+An older commit than `BASELINE` runs only in an environment that has what it imports.
 
 Run: python -m benchmarks.front_door [--ray]
 """
@@ -38,11 +38,10 @@ from rich.table import Table
 
 from benchmarks.free_port import free_ports
 from benchmarks.instant_server import NUM_DELTAS, TOKENS_PER_DELTA
-from benchmarks.serving.old_checkout import ROOT, old_checkout
+from benchmarks.serving.old_checkout import BASELINE, ROOT, old_checkout
 from serve_app.commands.server_environment import HAPROXY_PORTS
 from serve_app.shipped_files import parse_env
 
-BASELINE = "0c7fd68"
 SERVER = "benchmarks.instant_server"
 RAY_SERVER = "benchmarks.instant_ray_server"
 CODE = ("serve_app", "deployments", "benchmarks", "k8s", "serve_config.yaml", "serve.env")

@@ -11,7 +11,7 @@ first message with text. CPU time is that of all the server's processes. The cli
 process and shares the machine's cores with ingress, engine and HAProxy, so it only notes when bytes
 arrive and reads them after the round.
 
-The baseline is the last commit in which each stream was a Serve call with messages of its own.
+An older commit than `BASELINE` runs only in an environment that has what it imports.
 
 Run: python -m benchmarks.streaming [--streams 64,256]
 """
@@ -38,12 +38,11 @@ from transformers import PreTrainedTokenizerBase
 
 from benchmarks.cpu_shapes import save_three_million
 from benchmarks.free_port import free_ports
-from benchmarks.serving.old_checkout import ROOT, old_checkout
+from benchmarks.serving.old_checkout import BASELINE, ROOT, old_checkout
 from benchmarks.serving.processes import started
 from benchmarks.serving.stream_client import Answer, closed_loop
 from serve_app.commands.server_environment import HAPROXY_PORTS
 
-BASELINE = "2f439ac20723995887cd0c82c5a4c222f96f5599"
 CODE = ("serve_app", "deployments", "benchmarks", "k8s", "serve_config.yaml", "serve.env")
 MODEL = "three-million"
 PROMPT_WORDS, NUM_TOKENS = 50, 64

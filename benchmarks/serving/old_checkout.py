@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+BASELINE = "77fac12"
+"""The oldest commit that runs with today's packages."""
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
