@@ -1,1 +1,1 @@
-"""The arithmetic of device memory, and the few calls that enforce it."""
+"""The device: its memory and cores, the few calls that bound them, and what is used of them."""

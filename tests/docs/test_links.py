@@ -1,4 +1,5 @@
 import re
+import subprocess
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -7,12 +8,37 @@ import pytest
 from tests.docs.pages import ROOT, Page, guides, pages
 
 EXTERNAL = ("http", "https")
+PYTHON_FILE = re.compile(r"[\w./-]+\.py")
+FOREIGN_FILES = {
+    "explain.py", "locustfile.py",  # the reader saves these
+    "queue.py", "ray/_private/worker.py", "serve_app.py", "yaml.py",  # of others
+}  # fmt: skip
 
 
 def test_relative_links_and_anchors_resolve() -> None:
     links = [(page, link) for page in pages() for link in page.links if is_relative(link)]
     assert links
     assert [f"{page.name}: {link}" for page, link in links if not resolves(page, link)] == []
+
+
+def test_python_files_that_the_documents_name_are_where_they_say() -> None:
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, check=True, capture_output=True)
+    ends = {end for file in listed.stdout.decode().split() for end in ends_of(file)}
+    named = [
+        (page.name, token.content)
+        for page in pages()
+        if page.name in ("README.md", "CONTRIBUTING.md") or page.name.startswith("docs/")
+        for token in page.inlines
+        if token.type == "code_inline" and PYTHON_FILE.fullmatch(token.content)
+    ]
+    assert ("docs/decisions/device.md", "deployments/plan/replica_plan.py") in named
+    assert [each for each in named if each[1] not in ends | FOREIGN_FILES] == []
+
+
+def ends_of(file: str) -> set[str]:
+    """Return the ways to name a file: by its whole path, or without its first folders."""
+    parts = file.split("/")
+    return {"/".join(parts[at:]) for at in range(len(parts))}
 
 
 def test_external_links_are_well_formed() -> None:
