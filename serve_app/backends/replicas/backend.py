@@ -58,7 +58,8 @@ class GenerationStream(Protocol):
         """Iterate over lists of deltas: each holds all that became ready since the last.
 
         The iteration ends after a delta whose finish reason is `STOP` or `LENGTH`. In place of any
-        other end it raises, so that no reader can take a broken text for a complete one.
+        other end it raises, unless the stream is closed: then it may end without a finish, which
+        `Choices` takes for an error.
 
         Raises:
             GenerationAbortedError: The replica was stopped.
@@ -70,13 +71,16 @@ class GenerationStream(Protocol):
     async def aclose(self) -> None:
         """Abort the sequence unless it has ended; closing twice is harmless.
 
-        A reader that waits for deltas gets a `ReplicaUnavailableError`.
+        A reader that waits for deltas gets a `ReplicaUnavailableError`, or its iteration ends.
         """
         ...
 
 
 class Backend(Protocol):
-    """One model, wherever it runs. It answers the requests of its own task, and the last two."""
+    """One model, wherever it runs.
+
+    It answers the requests of its own task, `DescribeRequest` and `PingRequest`.
+    """
 
     @overload
     async def send(self, request: GenerationRequest) -> GenerationStream: ...

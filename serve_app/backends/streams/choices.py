@@ -12,7 +12,11 @@ from dataclasses import replace
 from secrets import token_hex
 from typing import Any, Literal, Self, cast
 
-from deployments.contract.errors import RaystreamError, overload_reason
+from deployments.contract.errors import (
+    RaystreamError,
+    ReplicaUnavailableError,
+    overload_reason,
+)
 from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.generation import GenerationRequest, RequestGroup
 from deployments.contract.output import TextDelta
@@ -168,14 +172,18 @@ async def _joined(
         RaystreamError: The text was not finished; see `GenerationStream`.
     """
     record = current_record()
+    finish: TrueFinish | None = None
     try:
         async for deltas in stream:
             if not deltas:
                 continue
             delta = TextDelta.join(deltas)
+            finish = true_finish(delta)
             if record is not None:
-                record.gained(len(delta.token_ids), true_finish(delta))
+                record.gained(len(delta.token_ids), finish)
             yield choice_index, delta
+        if finish is None:  # the stream was closed while it was read
+            raise ReplicaUnavailableError("The text ended before it was finished.")
     except RaystreamError as error:
         if record is not None:
             record.failed(error.code, overload_reason(error))
@@ -184,7 +192,7 @@ async def _joined(
 
 def true_finish(delta: TextDelta) -> TrueFinish | None:
     """Return why the text ended, as OpenAI names it; None if it goes on."""
-    reason = delta.finish_reason  # of a stream, which has no other
+    reason = delta.finish_reason  # a stream raises in place of the others
     return None if reason is None else cast("TrueFinish", reason.value)
 
 

@@ -11,6 +11,7 @@ from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.replicas.backend import GenerationStream
 from serve_app.backends.streams.choices import Choices
+from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeStream, Step
 
 END: list[Step] = [[TextDelta((9,), "b", FinishReason.LENGTH)]]
@@ -48,6 +49,18 @@ async def test_one_broken_answer_fails_all_and_closes_them(failing: int) -> None
         with pytest.raises(ReplicaUnavailableError, match="gone"):
             await Choices(streams).read_to_end()
     assert all(stream.closed.is_set() for stream in streams)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+async def test_a_text_that_ends_without_a_finish_is_an_error(num_steps: int) -> None:
+    record = RequestRecord("r", "POST", lambda: 0.0, 0.0)
+    token = CURRENT_RECORD.set(record)
+    try:
+        with pytest.raises(ReplicaUnavailableError, match="before it was finished"):
+            await Choices([FakeStream(HELLO[:num_steps], 7)]).read_to_end()
+    finally:
+        CURRENT_RECORD.reset(token)
+    assert record.error_code == "replica_unavailable"
 
 
 async def test_answers_that_break_together_raise_one_error() -> None:
