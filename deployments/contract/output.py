@@ -106,7 +106,8 @@ class TextDelta:
             stop string are held back.
         finish_reason: Set only on the last delta.
         error: What went wrong; set with `FinishReason.ERROR`, and with `ABORT` if the whole engine
-            has failed.
+            has failed. An ingress's streams raise both; there it is set on the last delta before
+            the error of a sequence that has failed.
         logprobs: One for each of `token_ids` if they were requested, else empty. They arrive with
             their ids, even if the text is held back or cut off by a stop string.
         num_cached_tokens: Set only on the answer's first delta: prompt tokens whose keys and values

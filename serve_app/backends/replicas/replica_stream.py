@@ -91,7 +91,8 @@ class ReplicaStream:
         self._end()
         if self._error is None:
             return deltas
-        gained = replace(TextDelta.join(deltas), finish_reason=None, error=None)
+        failure = self._error.message if isinstance(self._error, GenerationFailedError) else None
+        gained = replace(TextDelta.join(deltas), finish_reason=None, error=failure)
         if not gained.token_ids and not gained.text:
             raise self._error
         return [gained]

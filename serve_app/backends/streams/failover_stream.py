@@ -94,9 +94,11 @@ class FailoverStream:
                     raise StopAsyncIteration from error
                 if not await self._has_left(stream):
                     self._loss = error
+            except RaystreamError:
+                self._end()
+                raise
             else:
-                is_last = bool(deltas) and deltas[-1].finish_reason is not None
-                is_held = self._is_holding and not is_last  # rarely, so few events await
+                is_held = self._is_holding and not _are_last(deltas)  # rarely, so few events await
                 if stream is not self._stream or (is_held and await self._has_left(stream)):
                     continue  # the next replica sends them
                 if kept := self._keep(deltas):
@@ -138,7 +140,7 @@ class FailoverStream:
             if has_begun and deltas[0].num_cached_tokens:
                 # The first stream has told how much of the prompt was cached.
                 deltas = [replace(deltas[0], num_cached_tokens=0), *deltas[1:]]
-        if deltas[-1].finish_reason is not None:
+        if _are_last(deltas):
             self._end()
         for delta in deltas:
             self._token_ids += delta.token_ids
@@ -237,3 +239,8 @@ class FailoverStream:
         if self._is_holding and self._handing_over is not None:
             await asyncio.wait([self._handing_over])
         return stream is not self._stream
+
+
+def _are_last(deltas: list[TextDelta]) -> bool:
+    """Return whether a text has ended or failed with these deltas."""
+    return bool(deltas) and (deltas[-1].finish_reason, deltas[-1].error) != (None, None)

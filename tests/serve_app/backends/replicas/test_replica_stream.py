@@ -1,8 +1,9 @@
 """Streams of a replica in this process: Serve's call as a fake, the channel as it is."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from ray.exceptions import ActorDiedError
@@ -23,8 +24,14 @@ from serve_app.backends.replicas import replica_stream, token_channels
 from serve_app.backends.replicas.backend import GenerationStream
 from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.replicas.lost import LostAfterStartError, ReplicaStoppedError
+from serve_app.backends.streams.failover import Failover
+from serve_app.backends.streams.losses import FailoverLimits
 from tests.deadline import in_time
 from tests.deployments.local_handle import local_backend
+from tests.stopped_clock import settle
+
+if TYPE_CHECKING:
+    from serve_app.backends.replicas.replica_departures import Departures
 
 REQUEST = GenerationRequest("r", "hi", SamplingParams())
 FIRST, LAST = TextDelta((1,), "a"), TextDelta((2,), "b", FinishReason.STOP)
@@ -180,10 +187,35 @@ async def test_a_stream_that_was_cut_gives_its_deltas_and_then_an_error(
     found = await anext(deltas)
     if len(TextDelta.join(found).token_ids) == 1:
         found += await anext(deltas)
-    assert TextDelta.join(found) == TextDelta((1, 5), "ac")
+    assert TextDelta.join(found) == TextDelta((1, 5), "ac", error=last.error)
     for _ in range(2):
         with pytest.raises(raised, match=last.error or "aborted"):
             await anext(deltas)
+
+
+@in_time
+async def test_a_text_whose_failure_is_not_read_yet_does_not_leave_its_replica(
+    backend: HandleBackend, replica: Replica
+) -> None:
+    watches: dict[str, Callable[[], object]] = {}
+
+    class Departing:
+        def watch(self, replica_id: str, on_due: Callable[[], object]) -> Callable[[], object]:
+            watches[replica_id] = on_due
+            return lambda: watches.pop(replica_id, None)
+
+    departures = cast("Departures", Departing())
+    model = Failover(backend, FailoverLimits(timeout_s=30), departures=departures)
+    stream = await model.send(REQUEST)
+    leave = watches["replica"]
+    replica.gain(TextDelta((5,), "c", FinishReason.ERROR, "out of memory"))
+    deltas = aiter(stream)
+    assert TextDelta.join(await anext(deltas)).token_ids == (5,)
+    leave()
+    await settle()
+    assert (len(replica.streams), watches) == (1, {})
+    with pytest.raises(GenerationFailedError, match="out of memory"):
+        await anext(deltas)
 
 
 @in_time

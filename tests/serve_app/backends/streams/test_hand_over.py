@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from deployments.contract.errors import (
+    GenerationFailedError,
     ModelChangedError,
     OverloadedError,
     RaystreamError,
@@ -142,6 +143,27 @@ async def test_a_text_that_ends_meanwhile_does_not_move() -> None:
         await replicas.opens.wait()
         assert (await read_to_end(stream)).token_ids == (101,)
     assert len(replicas.streams) == 1
+
+
+async def test_a_text_that_has_failed_does_not_move() -> None:
+    replicas = Replicas(fates=[Fate(2, error=GenerationFailedError("out of memory"))])
+    async with opened(replicas) as stream:
+        with pytest.raises(GenerationFailedError):
+            async for _ in stream:
+                pass
+        replicas.leave(0)
+        await settle()
+    assert len(replicas.requests) == 1
+
+
+async def test_a_stream_that_is_closed_while_it_is_read_is_not_taken_for_complete() -> None:
+    replicas = Replicas(fates=[STANDS])
+    async with opened(replicas) as stream:
+        reading = asyncio.ensure_future(read_to_end(stream))
+        await replicas.streams[0].stands.wait()
+        await stream.aclose()
+        with pytest.raises(ReplicaUnavailableError, match="before it was finished"):
+            await reading
 
 
 async def test_a_replica_that_dies_meanwhile_loses_nothing() -> None:
