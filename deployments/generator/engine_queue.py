@@ -122,6 +122,7 @@ class EngineQueue:
         if permit in self._waiting:
             self._unqueue(permit)
         else:
+            assert permit.is_running, "a permit leaves once, after it has entered"
             self._stop(permit)
         self._let_run()
 

@@ -83,6 +83,15 @@ def test_the_last_of_a_group_wait_if_not_all_fit() -> None:
     assert queue.num_waiting_tokens == 6
 
 
+def test_a_permit_leaves_once() -> None:
+    queue = EngineQueue(4, LAYOUT)
+    (permit,) = permits(queue, 1)
+    queue.leave(permit)
+    with pytest.raises(AssertionError, match="once"):
+        queue.leave(permit)
+    assert queue.num_running == 0
+
+
 @dataclass
 class NaiveQueue:
     """Says the same by trying each sequence."""
