@@ -52,10 +52,10 @@ from deployments.generator.admission import Admission, AdmissionLimits
 from deployments.generator.async_engine import AsyncEngine
 from deployments.generator.context_length import fit_length, prompt_field
 from deployments.generator.description import describe_model
-from deployments.generator.engine_queue import Permit
 from deployments.generator.fingerprint import content_digest, model_folder, system_fingerprint
 from deployments.generator.placed_engine import PlacedEngine, place_engine
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
+from deployments.generator.run_estimate import Permit
 from deployments.plan.replica_report import WorkCounts
 from deployments.replica.metrics import GeneratorMetrics, StreamClock
 from deployments.replica.model_replica import ModelReplica

@@ -36,7 +36,7 @@ from deployments.pooling.pooling_model import Layout, PoolingModel
 from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue
 from deployments.pooling.text_encoder import EncodedTexts, TextEncoder
 from deployments.pooling.warm_up import warm_up
-from deployments.replica.device_share import load_weights, log_sizes, plan_share, require_memory
+from deployments.replica.device_share import load_onto_share, log_sizes, plan_share, require_memory
 from deployments.replica.metrics import PoolerMetrics
 from deployments.replica.model_replica import ModelReplica
 from deployments.replica.probation import Probation
@@ -278,7 +278,7 @@ def place_pooler(
         device=device.torch_device,
         max_model_len=sizes.max_model_len,
     )
-    loaded, plan, num_threads = load_weights(
+    loaded, plan, num_threads = load_onto_share(
         plan, device, load, end_phase, progress, LARGE_MODEL_BYTES
     )
     num_lanes = choose_num_lanes(loaded.model, device.torch_device, num_threads)

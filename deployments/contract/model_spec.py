@@ -1,7 +1,8 @@
 """A model's entry in the configuration file, and the spec that its replicas are created with.
 
 The entry is the only list of a model's keys. It travels whole; a spec adds what depends on the
-cluster. Pydantic checks it, so the engine and the poolers know neither: they take single values.
+cluster. Pydantic checks it, so the engine and the poolers know neither entry nor spec: they take
+single values.
 """
 
 import os

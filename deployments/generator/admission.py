@@ -2,7 +2,7 @@
 
 Each sequence holds a permit from its arrival to its end. At most `max_num_seqs` run, if their
 tokens fit into the KV memory. A limited number of sequences and tokens may wait, in the order of
-the engine's own queue, which `deployments.generator.engine_queue` estimates. All ingress replicas
+the engine's own queue, which `deployments.generator.run_estimate` estimates. All ingress replicas
 share this admission, so their number does not change the limits. It runs only on the replica's
 event loop and needs no lock.
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from deployments.contract.errors import InvalidRequestError, OverloadedError, OverloadReason
 from deployments.contract.generation import GenerationRequest, RequestGroup
-from deployments.generator.engine_queue import EngineQueue, Permit
+from deployments.generator.run_estimate import Permit, RunEstimate
 from deployments.plan.kv_layout import KVLayout
 from deployments.replica.retry_after import RetryEstimator
 
@@ -71,24 +71,24 @@ class Admission:
         self.limits = limits
         self._layout = layout
         self._now_s = now_s
-        self._queue = EngineQueue(limits.max_num_seqs, layout)
+        self._estimate = RunEstimate(limits.max_num_seqs, layout)
         self._reserved: dict[str, Permit] = {}  # the first of each group
         self._retry_estimator = RetryEstimator()
 
     @property
     def num_running(self) -> int:
         """Permits of sequences that run."""
-        return self._queue.num_running
+        return self._estimate.num_running
 
     @property
     def num_waiting(self) -> int:
         """Permits of sequences that wait."""
-        return self._queue.num_waiting
+        return self._estimate.num_waiting
 
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens of the sequences that wait."""
-        return self._queue.num_waiting_tokens
+        return self._estimate.num_waiting_tokens
 
     @property
     def num_refused(self) -> int:
@@ -98,7 +98,7 @@ class Admission:
     @property
     def is_full(self) -> bool:
         """Whether no further sequence would be admitted now."""
-        return self._num_too_many(self._queue.num_to_wait(1)) > 0
+        return self._num_too_many(self._estimate.num_to_wait(1)) > 0
 
     def set_limits(self, max_queued_sequences: int, max_queued_tokens: int | None) -> None:
         """Replace the limits on waiting sequences."""
@@ -134,16 +134,16 @@ class Admission:
             OverloadedError: Too many sequences or tokens would wait.
         """
         unweighed = [each for each in permit.siblings if not each.blocks]
-        due = [each for each in (permit, *unweighed) if self._queue.holds(each)]
+        due = [each for each in (permit, *unweighed) if self._estimate.holds(each)]
         blocks = self._layout.blocks_for(num_planned_tokens)
-        num_beyond = self._queue.num_beyond(due, blocks)
+        num_beyond = self._estimate.num_beyond(due, blocks)
         if num_beyond and permit.is_planned:
             raise self._no_room_for_hand_over()
         if permit.is_bounded:
             self._check_waiting(num_beyond, "those that run leave too little memory for this one")
             waiting = [each.num_tokens for each in due if not each.is_running]
             self._check_tokens(num_tokens * (len(waiting) + num_beyond) - sum(waiting))
-        self._queue.weigh(due, num_tokens, blocks)
+        self._estimate.weigh(due, num_tokens, blocks)
 
     def _take(self, request: GenerationRequest) -> Permit:
         group = _group_of(request)
@@ -152,7 +152,7 @@ class Admission:
         size = 1 if group is None else group.size
         if not request.is_resumed:
             self._check(size)
-        elif request.is_planned and self._queue.num_to_wait(1, is_resumed=True):
+        elif request.is_planned and self._estimate.num_to_wait(1, is_resumed=True):
             raise self._no_room_for_hand_over()
         siblings = tuple(Permit() for _ in range(size - 1))
         permit = Permit(siblings, is_resumed=request.is_resumed, is_planned=request.is_planned)
@@ -171,7 +171,7 @@ class Admission:
         first = self._reserved.get(group_id)
         permit = first.unclaimed.pop() if first and first.unclaimed else Permit()
         permit.is_bounded = False
-        if not self._queue.holds(permit):
+        if not self._estimate.holds(permit):
             self._enter(permit)
         return permit
 
@@ -182,7 +182,9 @@ class Admission:
                 f"The request asks for {num_new} texts at once, and the model admits "
                 f"{max_sequences} at most; ask for fewer."
             )
-        self._check_waiting(self._queue.num_to_wait(num_new), f"{self.num_running} sequences run")
+        self._check_waiting(
+            self._estimate.num_to_wait(num_new), f"{self.num_running} sequences run"
+        )
 
     def _num_too_many(self, num_new: int) -> int:
         """Return by how many sequences the limit is exceeded if `num_new` more have to wait."""
@@ -222,7 +224,7 @@ class Admission:
 
         Each end lets the first waiting sequence run.
         """
-        for number, permit in enumerate(self._queue.waiting, start=1):
+        for number, permit in enumerate(self._estimate.waiting, start=1):
             num_tokens -= permit.num_tokens
             if num_tokens <= 0:
                 return number
@@ -231,7 +233,7 @@ class Admission:
     def _enter(self, permit: Permit) -> None:
         if not self.num_running:
             self._retry_estimator.start(self._now_s())
-        self._queue.enter(permit)
+        self._estimate.enter(permit)
 
     def _give_back(self, request: GenerationRequest, permit: Permit) -> None:
         # A request whose replica seemed lost may come again before its first call has ended.
@@ -239,10 +241,10 @@ class Admission:
         if group is not None and self._reserved.get(group.id) is permit:
             del self._reserved[group.id]
         for unclaimed in permit.unclaimed:
-            self._queue.leave(unclaimed)
+            self._estimate.leave(unclaimed)
         if permit.num_tokens:  # otherwise it was refused and took no engine time
             self._retry_estimator.note_end(self._now_s())
-        self._queue.leave(permit)
+        self._estimate.leave(permit)
 
 
 def _group_of(request: GenerationRequest) -> RequestGroup | None:

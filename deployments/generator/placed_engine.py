@@ -15,7 +15,7 @@ from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, load_config, load_model
 from deployments.plan.memory_budget import GIB
 from deployments.plan.replica_plan import ReplicaPlan
-from deployments.replica.device_share import load_weights, log_sizes, plan_share, require_memory
+from deployments.replica.device_share import load_onto_share, log_sizes, plan_share, require_memory
 from deployments.replica.start_phases import EndPhase
 
 
@@ -75,7 +75,7 @@ def place_engine(
         device=device.torch_device,
         quantization=entry.quantization,
     )
-    loaded, plan, num_threads = load_weights(plan, device, load, end_phase, progress)
+    loaded, plan, num_threads = load_onto_share(plan, device, load, end_phase, progress)
     log_sizes(plan)
     limits = EngineLimits(
         max_num_seqs=plan.sizes.max_num_seqs,

@@ -112,7 +112,7 @@ def require_memory(plan: ReplicaPlan) -> Iterator[None]:
         ) from error
 
 
-def load_weights(
+def load_onto_share(
     plan: ReplicaPlan,
     device: MemoryDevice,
     load: Callable[[], L],
@@ -163,7 +163,7 @@ def set_compute_threads(
     """Set how many threads torch computes with on the calling thread, and return the number.
 
     Args:
-        spec: The model's entry; its `num_threads` decides, if set.
+        spec: The model; the `num_threads` of its entry decides, if set.
         weight_bytes: The weights that a step reads.
         large_bytes: See `num_compute_threads`.
     """

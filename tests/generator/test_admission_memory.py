@@ -9,7 +9,7 @@ from deployments.contract.errors import OverloadedError
 from deployments.contract.generation import GenerationRequest, RequestGroup
 from deployments.contract.sampling_params import SamplingParams
 from deployments.generator.admission import Admission, AdmissionLimits
-from deployments.generator.engine_queue import Permit
+from deployments.generator.run_estimate import Permit
 from deployments.plan.kv_layout import KVLayout
 from tests.stopped_clock import settle
 

@@ -58,8 +58,8 @@ class HandleBackend:
 
         Args:
             handle: The model's.
-            running: Its replicas, as Serve's router knows them, which looks for prefixes there;
-                None: a request that is refused is offered to no other.
+            running: Its replicas, as Serve's router knows them. The router looks for prefixes
+                there. None: a request that is refused is offered to no other replica.
             spans: Starts the spans of calls; None starts none.
         """
         self._handle = handle

@@ -41,8 +41,8 @@ _PATIENCE: ContextVar[asyncio.Timeout | None] = ContextVar("patience", default=N
 
 
 @contextmanager
-def ended_by_start(wait: asyncio.Timeout) -> Iterator[None]:
-    """End a wait without a limit once a replica begins with this task's suspect."""
+def unlimited_once_begun(wait: asyncio.Timeout) -> Iterator[None]:
+    """Lift a wait's time limit once a replica begins with this task's suspect."""
     token = _PATIENCE.set(wait)
     try:
         yield

@@ -48,7 +48,10 @@ class Failover:
         self._hand_overs = asyncio.Semaphore(MAX_NUM_HAND_OVERS)
 
     async def send(self, request: Request) -> Any:
-        """Return the answer; see `Backend.send`. Requests that are repeated change nothing.
+        """Return the answer; see `Backend.send`.
+
+        All requests but those for a text or for rows change nothing, and are simply repeated; a
+        ping is not.
 
         Raises:
             GenerationFailedError: The request is taken for the cause of its replicas' deaths.

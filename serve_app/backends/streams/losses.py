@@ -35,7 +35,7 @@ from serve_app.backends.replicas.lost import (
     LostAfterStartError,
     NoReplicaError,
     ReplicaStoppedError,
-    ended_by_start,
+    unlimited_once_begun,
 )
 from serve_app.http.request_record import MoveReason, RequestRecord, current_record
 from serve_app.http.stream_notices import NOTICE_INTERVAL_S, Notice
@@ -230,7 +230,7 @@ class Losses:
             waits = True
             try:
                 async with asyncio.timeout(patience_s) as wait:
-                    with ended_by_start(wait):
+                    with unlimited_once_begun(wait):
                         return await call()
             except TimeoutError:
                 if not wait.expired():

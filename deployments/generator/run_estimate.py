@@ -1,4 +1,4 @@
-"""The engine's queue, estimated: which of a replica's sequences run, and how the others wait.
+"""What the engine runs, estimated: which of a replica's sequences run, and how the others wait.
 
 Sequences run while fewer than `max_num_seqs` do and their blocks of KV memory fit besides those of
 the others, in each group. The rest wait in the order of the engine's own queue: resumed sequences
@@ -7,8 +7,8 @@ first, then the oldest. None overtakes: while the first does not fit, those behi
 What a sequence needs is not known before it is weighed; until then it counts without blocks. One
 that runs by then and turns out not to fit goes back among those that wait.
 
-This is an estimate of what the engine does. Prefixes that the engine retains do not count, because
-they make room for any sequence. A sequence whose length is not known in advance counts with what it
+This is an estimate. Prefixes that the engine retains do not count, because they make room for any
+sequence. A sequence whose length is not known in advance counts with what it
 has: it may outgrow that later, and the engine then moves it or makes it wait.
 """
 
@@ -67,8 +67,8 @@ class Permit:
             self._runs.clear()
 
 
-class EngineQueue:
-    """The permits of all sequences of a replica."""
+class RunEstimate:
+    """The permits of all sequences of a replica: they would run or wait."""
 
     def __init__(self, max_num_seqs: int, layout: KVLayout) -> None:
         """Start with no permits.

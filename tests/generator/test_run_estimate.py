@@ -6,94 +6,94 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deployments.generator.engine_queue import EngineQueue, Permit
+from deployments.generator.run_estimate import Permit, RunEstimate
 from deployments.plan.kv_layout import KVLayout
 
 LAYOUT = KVLayout(capacities=(12, 4), num_blocks=(8, 5), block_size=2)
 
 
-def permits(queue: EngineQueue, num: int) -> list[Permit]:
+def permits(estimate: RunEstimate, num: int) -> list[Permit]:
     made = [Permit() for _ in range(num)]
     for permit in made:
-        queue.enter(permit)
+        estimate.enter(permit)
     return made
 
 
-def weigh(queue: EngineQueue, permit: Permit, num_tokens: int) -> None:
-    queue.weigh([permit], num_tokens, LAYOUT.blocks_for(num_tokens))
+def weigh(estimate: RunEstimate, permit: Permit, num_tokens: int) -> None:
+    estimate.weigh([permit], num_tokens, LAYOUT.blocks_for(num_tokens))
 
 
 def test_sequences_run_while_their_blocks_fit() -> None:
-    queue = EngineQueue(4, LAYOUT)
-    first, second, third = permits(queue, 3)
-    weigh(queue, first, 8)  # 4 of 8 blocks, and 2 of 5
-    weigh(queue, second, 8)
-    weigh(queue, third, 1)
+    estimate = RunEstimate(4, LAYOUT)
+    first, second, third = permits(estimate, 3)
+    weigh(estimate, first, 8)  # 4 of 8 blocks, and 2 of 5
+    weigh(estimate, second, 8)
+    weigh(estimate, third, 1)
     assert [each.is_running for each in (first, second, third)] == [True, True, False]
-    queue.leave(second)
+    estimate.leave(second)
     assert third.is_running
 
 
 def test_each_group_s_blocks_must_suffice() -> None:
-    queue = EngineQueue(4, LAYOUT)
-    small = permits(queue, 3)
+    estimate = RunEstimate(4, LAYOUT)
+    small = permits(estimate, 3)
     for permit in small:
-        weigh(queue, permit, 4)  # 2 of 8 blocks, and 2 of 5
+        weigh(estimate, permit, 4)  # 2 of 8 blocks, and 2 of 5
     assert [each.is_running for each in small] == [True, True, False]
 
 
 def test_none_overtakes_one_that_does_not_fit() -> None:
-    queue = EngineQueue(4, LAYOUT)
-    large, larger = permits(queue, 2)
-    weigh(queue, large, 12)
-    weigh(queue, larger, 12)
-    (small,) = permits(queue, 1)
-    assert [*queue.waiting] == [larger, small]
-    queue.leave(larger)
+    estimate = RunEstimate(4, LAYOUT)
+    large, larger = permits(estimate, 2)
+    weigh(estimate, large, 12)
+    weigh(estimate, larger, 12)
+    (small,) = permits(estimate, 1)
+    assert [*estimate.waiting] == [larger, small]
+    estimate.leave(larger)
     assert small.is_running
 
 
 def test_what_is_not_weighed_counts_without_blocks() -> None:
-    queue = EngineQueue(4, LAYOUT)
-    unknown, *others = permits(queue, 3)
+    estimate = RunEstimate(4, LAYOUT)
+    unknown, *others = permits(estimate, 3)
     for permit in others:
-        weigh(queue, permit, 8)
-    assert queue.num_running == 3
-    weigh(queue, unknown, 2)
-    assert [*queue.waiting] == [unknown]
+        weigh(estimate, permit, 8)
+    assert estimate.num_running == 3
+    weigh(estimate, unknown, 2)
+    assert [*estimate.waiting] == [unknown]
 
 
 def test_one_that_no_longer_runs_waits_at_its_place() -> None:
-    queue = EngineQueue(3, LAYOUT)
-    first, second, third, last = permits(queue, 4)
-    weigh(queue, first, 12)
-    weigh(queue, third, 2)
-    weigh(queue, second, 12)
-    assert [*queue.waiting] == [second, last]
-    assert queue.num_waiting_tokens == 12
+    estimate = RunEstimate(3, LAYOUT)
+    first, second, third, last = permits(estimate, 4)
+    weigh(estimate, first, 12)
+    weigh(estimate, third, 2)
+    weigh(estimate, second, 12)
+    assert [*estimate.waiting] == [second, last]
+    assert estimate.num_waiting_tokens == 12
 
 
 def test_the_last_of_a_group_wait_if_not_all_fit() -> None:
-    queue = EngineQueue(4, LAYOUT)
-    group = permits(queue, 4)
+    estimate = RunEstimate(4, LAYOUT)
+    group = permits(estimate, 4)
     blocks = LAYOUT.blocks_for(3)  # 2 of 8, and 2 of 5
-    assert queue.num_beyond(group, blocks) == 2
-    queue.weigh(group, 3, blocks)
-    assert [*queue.waiting] == group[2:]
-    assert queue.num_waiting_tokens == 6
+    assert estimate.num_beyond(group, blocks) == 2
+    estimate.weigh(group, 3, blocks)
+    assert [*estimate.waiting] == group[2:]
+    assert estimate.num_waiting_tokens == 6
 
 
 def test_a_permit_leaves_once() -> None:
-    queue = EngineQueue(4, LAYOUT)
-    (permit,) = permits(queue, 1)
-    queue.leave(permit)
+    estimate = RunEstimate(4, LAYOUT)
+    (permit,) = permits(estimate, 1)
+    estimate.leave(permit)
     with pytest.raises(AssertionError, match="once"):
-        queue.leave(permit)
-    assert queue.num_running == 0
+        estimate.leave(permit)
+    assert estimate.num_running == 0
 
 
 @dataclass
-class NaiveQueue:
+class NaiveEstimate:
     """Says the same by trying each sequence."""
 
     max_num_seqs: int
@@ -142,13 +142,13 @@ class NaiveQueue:
             self.running.append(self.waiting[0])
 
 
-class QueueMachine(RuleBasedStateMachine):
+class EstimateMachine(RuleBasedStateMachine):
     """Lets sequences come, be weighed and end at random."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = EngineQueue(4, LAYOUT)
-        self.naive = NaiveQueue(4)
+        self.estimate = RunEstimate(4, LAYOUT)
+        self.naive = NaiveEstimate(4)
 
     def drawn(self, data: st.DataObject, max_size: int) -> list[Permit]:
         held = self.naive.arrivals
@@ -158,15 +158,15 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(is_resumed=st.booleans())
     def enter(self, is_resumed: bool) -> None:
         permit = Permit(is_resumed=is_resumed)
-        num_to_wait = self.queue.num_to_wait(1, is_resumed=is_resumed)
-        self.queue.enter(permit)
+        num_to_wait = self.estimate.num_to_wait(1, is_resumed=is_resumed)
+        self.estimate.enter(permit)
         self.naive.enter(permit)
         assert num_to_wait == (permit in self.naive.waiting)
 
     @rule(num=st.integers(1, 6))
     def enter_together(self, num: int) -> None:
-        num_to_wait = self.queue.num_to_wait(num)
-        made = permits(self.queue, num)
+        num_to_wait = self.estimate.num_to_wait(num)
+        made = permits(self.estimate, num)
         for permit in made:
             self.naive.enter(permit)
         assert num_to_wait == sum(permit in self.naive.waiting for permit in made)
@@ -175,32 +175,36 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data(), num_tokens=st.integers(1, 20))
     def weigh(self, data: st.DataObject, num_tokens: int) -> None:
         due, blocks = self.drawn(data, 4), LAYOUT.blocks_for(num_tokens)
-        num_beyond = self.queue.num_beyond(due, blocks)
-        self.queue.weigh(due, num_tokens, blocks)
+        num_beyond = self.estimate.num_beyond(due, blocks)
+        self.estimate.weigh(due, num_tokens, blocks)
         assert self.naive.weigh(due, blocks) == num_beyond
 
     @precondition(lambda self: self.naive.arrivals)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         for permit in self.drawn(data, 1):
-            self.queue.leave(permit)
+            self.estimate.leave(permit)
             self.naive.leave(permit)
 
     @invariant()
     def the_same_run_and_wait(self) -> None:
-        assert [*self.queue.waiting] == self.naive.waiting
+        assert [*self.estimate.waiting] == self.naive.waiting
         assert {p for p in self.naive.arrivals if p.is_running} == {*self.naive.running}
-        counts = (self.queue.num_running, self.queue.num_waiting, self.queue.num_waiting_tokens)
+        counts = (
+            self.estimate.num_running,
+            self.estimate.num_waiting,
+            self.estimate.num_waiting_tokens,
+        )
         waiting = self.naive.waiting
         tokens = sum(permit.num_tokens for permit in waiting)
         assert counts == (len(self.naive.running), len(waiting), tokens)
 
     def teardown(self) -> None:
         for permit in self.naive.arrivals:
-            self.queue.leave(permit)
-        assert self.queue.num_running == self.queue.num_waiting == 0
-        assert self.queue.num_beyond(permits(self.queue, 1), LAYOUT.num_blocks) == 0
+            self.estimate.leave(permit)
+        assert self.estimate.num_running == self.estimate.num_waiting == 0
+        assert self.estimate.num_beyond(permits(self.estimate, 1), LAYOUT.num_blocks) == 0
 
 
-TestQueueMachine = pytest.mark.slow(QueueMachine.TestCase)
-TestQueueMachine.settings = settings(max_examples=100, deadline=None)
+TestEstimateMachine = pytest.mark.slow(EstimateMachine.TestCase)
+TestEstimateMachine.settings = settings(max_examples=100, deadline=None)
