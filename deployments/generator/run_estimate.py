@@ -8,8 +8,8 @@ What a sequence needs is not known before it is weighed; until then it counts wi
 that runs by then and turns out not to fit goes back among those that wait.
 
 This is an estimate. Prefixes that the engine retains do not count, because they make room for any
-sequence. A sequence whose length is not known in advance counts with what it
-has: it may outgrow that later, and the engine then moves it or makes it wait.
+sequence. A sequence whose length is not known in advance counts with what it has: it may outgrow
+that later, and the engine then moves it or makes it wait.
 """
 
 import asyncio
