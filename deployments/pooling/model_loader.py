@@ -215,7 +215,8 @@ def _load_classifier(
     source: str, config: PreTrainedConfig, dtype: torch.dtype, revision: str | None
 ) -> PreTrainedModel:
     label_names(config)  # refuses those that can't be read
-    model = load_weights(
+    _note_activation(source, revision, config)  # an embedding model says so here
+    return load_weights(
         AutoModelForSequenceClassification,
         source,
         config,
@@ -223,8 +224,6 @@ def _load_classifier(
         revision,
         advice="; was the model trained as a classifier?",
     )
-    _note_activation(source, revision, model.config)
-    return model
 
 
 def _note_activation(source: str, revision: str | None, config: PreTrainedConfig) -> None:

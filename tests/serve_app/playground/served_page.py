@@ -148,5 +148,5 @@ class Page:
 
     def check_quiet(self) -> None:
         """Fail if the page has complained, or asked another host."""
-        assert self.tab.complaints == []
+        assert self.tab.complaints == [], self.tab.complaints
         assert self.tab.foreign(self.url, "data:", "blob:") == []
