@@ -1,5 +1,6 @@
 """Controls a headless Chromium by Playwright; it reaches only this machine."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal
@@ -51,6 +52,21 @@ class Tab:
     async def evaluate(self, expression: str) -> Any:
         """Evaluate JavaScript; promises are awaited."""
         return await self.page.evaluate(expression)
+
+    async def wait_for(self, expression: str) -> None:
+        """Wait until an expression of JavaScript is true.
+
+        Playwright's `wait_for_function` evaluates it by `eval` from the second look on, which the
+        page's Content-Security-Policy forbids.
+
+        Raises:
+            TimeoutError: It does not become true.
+        """
+        async with asyncio.timeout(DEADLINE_MS / 1000):
+            while True:
+                if await self.evaluate(expression):
+                    return
+                await asyncio.sleep(0.05)
 
 
 @asynccontextmanager

@@ -85,8 +85,10 @@ def test_of_the_workers_lines_only_warnings_and_ready_models_are_on_the_screen(
 ) -> None:
     client.models.list()
     information = [line for line in server.log.read_text().splitlines() if " INFO " in line]
+    assert [line for line in information if " is ready after " not in line] == []
     ready = {line.split(" -- ")[1].split(" is ready after")[0] for line in information}
-    assert ready == {"pydoc-chat", "pydoc-detector", "pydoc-search"}
+    # Tests of other modules may have deployed more models beside them.
+    assert ready >= {"pydoc-chat", "pydoc-detector", "pydoc-search"}
     assert "Loading weights" not in server.log.read_text()
 
 

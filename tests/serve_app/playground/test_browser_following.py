@@ -36,10 +36,10 @@ async def test_a_growing_answer_is_followed_until_its_reader_scrolls_up(
     to_end = page.button("To the end")
     await page.ask("A long question\n" * 60)
     await page.says("Line 39.")
-    await page.page.wait_for_function(SEEN)
+    await page.tab.wait_for(SEEN)
     more[0].set()  # more than a window at once
     await page.says("Line 239.")
-    await page.page.wait_for_function(SEEN)
+    await page.tab.wait_for(SEEN)
     await expect(to_end).to_have_count(0)
     await page.page.mouse.move(400, 300)
     await page.page.mouse.wheel(0, -60)
@@ -49,18 +49,18 @@ async def test_a_growing_answer_is_followed_until_its_reader_scrolls_up(
     await page.says("Line 279.")
     assert await page.tab.evaluate("scrollY") == place
     await to_end.click()
-    await page.page.wait_for_function(SEEN)
+    await page.tab.wait_for(SEEN)
     more[2].set()
     await page.is_done()
     await expect(page.answer).to_contain_text("The end.")
-    await page.page.wait_for_function(SEEN)
+    await page.tab.wait_for(SEEN)
     # A question that is asked far from the end is followed, too.
     await page.tab.evaluate("scrollTo(0, 0)")
     await expect(to_end).to_be_visible()
     models.chat.steps = [paragraphs(0, 30), [TextDelta((1,), "Well.", FinishReason.STOP)]]
     await page.ask("Another one")
     await page.says("Well.")
-    await page.page.wait_for_function(SEEN)
+    await page.tab.wait_for(SEEN)
 
 
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (1280, 720)])
@@ -80,7 +80,7 @@ async def test_a_conversation_that_fits_does_not_scroll_the_page(
     # Nor does a long conversation before it.
     models.chat.steps = [paragraphs(0, 60), [TextDelta((1,), "The end.", FinishReason.STOP)]]
     await page.ask_anew("A long answer, please")
-    await page.page.wait_for_function(SEEN)
+    await page.tab.wait_for(SEEN)
     assert not await page.tab.evaluate(IS_AT_TOP)
     models.chat.steps = [[TextDelta((1,), "Well.", FinishReason.STOP)]]
     await page.ask_anew("And a short one")

@@ -147,7 +147,7 @@ async def test_a_formula_is_drawn_with_its_fonts_and_can_do_no_harm(
     await expect(formulas.last.locator(".katex-display")).to_be_visible()
     # What a screen reader reads.
     await expect(formulas.first.locator("math")).to_have_count(1)
-    await page.page.wait_for_function(
+    await page.tab.wait_for(
         "['KaTeX_AMS', 'KaTeX_Math', 'KaTeX_Main'].every((name) => "
         "[...document.fonts].some((each) => each.family === name && each.status === 'loaded'))"
     )
