@@ -111,7 +111,8 @@ def test_each_request_to_stop_interrupts_the_command_once(
 
 
 def test_a_second_request_kills_a_command_that_does_not_stop(started: list[Supervised]) -> None:
-    code = "signal.signal(signal.SIGINT, lambda *_: print('no', flush=True))\n" + SLEEP
+    # Not by print: a handler may come while the command still prints "up", which is refused.
+    code = "signal.signal(signal.SIGINT, lambda *_: os.write(1, b'no\\n'))\n" + SLEEP
     supervised = start(started, code + SLEEP)
     assert supervised.line() == "up"
     supervised.process.terminate()
