@@ -54,9 +54,9 @@ class UniqueKeyLoader(yaml.SafeLoader):
 
 
 def line_of(text: str, path: str) -> int | None:
-    """Return the line of the innermost section that a path names, or of what is no YAML.
+    """Return the line of the innermost section that a path names.
 
-    None if the text has nothing of the path.
+    If the text is not YAML, return the line of the mistake; if it has nothing of the path, None.
     """
     try:
         node = yaml.compose(text, Loader=UniqueKeyLoader)

@@ -90,12 +90,10 @@ class ColdStart:
                 room.
             RaystreamError: The replica has failed.
         """
-        if not self.is_cold:
-            return await self._backend.send(request)
         match request:
-            case DescribeRequest():
+            case DescribeRequest() if self.is_cold:
                 return await self._describe(request)
-            case PingRequest():
+            case PingRequest() if self.is_cold:
                 await self._require_hope()
                 if (await self._state()).serving in NOT_READY:
                     raise ReplicaUnavailableError(f"The model {self._model_id!r} is loading.")

@@ -4,10 +4,9 @@ Their results equal torch's to the last bit, but for GELU's in float32: each val
 torch stores it, squares are added in the order of torch's vectors, and the exponential is Sleef's.
 So no operation may be reordered or contracted, and bfloat16 is not rounded by AVX512_BF16.
 
-A kernel's argument is an array of 64-bit integers: `HEADER`, and the names that stand beside the
-kernel. They are addresses, numbers of elements, strides in elements, and bits of float64. The
-elements of a row are contiguous. They are computed in vectors, whose number of lanes changes no
-result.
+A kernel takes one array of 64-bit integers: the values of `HEADER`, then those of its own `names`.
+They are addresses, numbers of elements, strides in elements, and bits of float64. The elements of a
+row are contiguous. They are computed in vectors, whose number of lanes changes no result.
 """
 
 import math
