@@ -1,0 +1,159 @@
+"""Chooses tokens in vLLM with the embedded engine's sampler (model runner V1).
+
+vLLM's own draws on V1 come from a generator that starts over when a sequence moves, and its
+penalties would count the delivered tokens as prompt. `Draws` hands each row that asks for it to
+`deployments.engine.sampling.sampler`, whose draw depends only on (seed, position), and bars all
+tokens but the chosen one. vLLM is told temperature 0 for these rows, so it takes that token.
+
+vLLM's order on V1 is: the grammar's mask, the reported log-probabilities, `min_tokens`, this
+processor, argmax. So log-probabilities stay the model's, apart from the mask.
+
+It runs in vLLM's worker, and raises only if the device is lost: any other exception would end all
+sequences. A row from which nothing can be chosen fails its own sequence, see `failures`.
+
+Source: vllm/v1/sample/sampler.py and vllm/v1/sample/logits_processor/interface.py of vLLM 0.32.
+"""
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.v1.sample.logits_processor import LogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+
+from deployments.compute.bisection import Bisection
+from deployments.contract.sampling_params import SamplingParams
+from deployments.engine.sampling.row import SamplingRow
+from deployments.engine.sampling.sampler import sample
+from deployments.engine.scheduling.token_counts import TokenCounts
+from deployments.vllm_engine.failures import report
+from deployments.vllm_engine.moves import KEY, asked
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams as VllmParams
+    from vllm.config import VllmConfig
+    from vllm.v1.sample.logits_processor import BatchUpdate
+
+__all__ = ["Draws", "asked"]
+
+logger = logging.getLogger(__name__)
+
+
+class Draws(LogitsProcessor):
+    """Chooses the tokens of the requests whose `extra_args` come from `asked`."""
+
+    @classmethod
+    def validate_params(cls, sampling_params: "VllmParams") -> None:
+        """Refuse a request for which no row can be made; vLLM calls it in the replica.
+
+        Raises:
+            ValueError: What `asked` returned was changed.
+        """
+        try:
+            _Row.of(sampling_params, [0], [])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"extra_args[{KEY!r}]: {error!r}") from error
+
+    def __init__(
+        self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool
+    ) -> None:
+        """Start with no rows."""
+        self._rows: dict[int, _Row] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        """Return False: so vLLM applies it to greedy rows, too, and before its argmax."""
+        return False
+
+    def update_state(self, batch_update: "BatchUpdate | None") -> None:
+        """Follow the batch: which request has which row of the logits."""
+        process_dict_updates(self._rows, batch_update, _Row.of)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Leave one token to each row that asks, in place.
+
+        Args:
+            logits: [batch, vocab], float32, on the model's device.
+
+        Raises:
+            torch.AcceleratorError: The device is lost.
+        """
+        if not self._rows:
+            return logits
+        chosen = self._choose(logits)
+        for at in self._rows.keys() - chosen:
+            self._rows[at].fail()
+        # A failed row gets any token: the scheduler drops it.
+        token_ids = torch.tensor([chosen.get(at, 0) for at in self._rows], device=logits.device)
+        rows = torch.tensor(list(self._rows), device=logits.device)
+        logits[rows] = -torch.inf
+        logits[rows, token_ids] = 0.0
+        return logits
+
+    def _choose(self, logits: torch.Tensor) -> dict[int, int]:
+        """Return the token of each row, by the row's index; nothing for a row that fails."""
+        batches: Bisection[int, list[int | None]] = Bisection(
+            "a draw", lambda places: self._sample(logits, places)
+        )
+        batches.run(self._rows)
+        return {
+            at: token_id
+            for places, token_ids in batches.ran
+            for at, token_id in zip(places, token_ids, strict=True)
+            if token_id is not None
+        }
+
+    def _sample(self, logits: torch.Tensor, places: tuple[int, ...]) -> list[int | None]:
+        rows = [self._rows[at].for_sampler() for at in places]
+        if len(places) < len(logits) or places != tuple(range(len(places))):
+            logits = logits.index_select(0, torch.tensor(places, device=logits.device))
+        return [None if one is None else one.token_id for one in sample(logits, rows)]
+
+
+class _Row:
+    """How the tokens of one request are chosen.
+
+    Its penalties count tokens as they come: `output` is the runner's own list, and grows.
+    """
+
+    __slots__ = ("_asked", "_counts", "_num_counted", "_output", "_params", "_prompt")
+
+    def __init__(
+        self, asked: dict[str, Any], prompt_token_ids: list[int], output_token_ids: list[int]
+    ) -> None:
+        """Take what `asked` returned, and the tokens as vLLM divides them."""
+        fields = dict(asked["params"])
+        biases = tuple((token_id, bias) for token_id, bias in fields.pop("logit_bias"))
+        self._params = SamplingParams(**fields, logit_bias=biases)
+        self._asked = asked
+        self._prompt, self._output = prompt_token_ids, output_token_ids
+        self._num_counted = 0
+        self._counts: TokenCounts | None = None
+        if self._params.has_penalties:
+            num_prompt = len(prompt_token_ids) - asked["num_given"]
+            counted = prompt_token_ids[:num_prompt] if self._params.repetition_penalty != 1 else ()
+            self._counts = TokenCounts(counted, prompt_token_ids[num_prompt:])
+
+    @classmethod
+    def of(
+        cls, params: "VllmParams", prompt_token_ids: list[int] | None, output_token_ids: list[int]
+    ) -> "_Row | None":
+        """Return a request's row; None if vLLM chooses its tokens."""
+        asked = (params.extra_args or {}).get(KEY)
+        return None if asked is None else cls(asked, prompt_token_ids or [], output_token_ids)
+
+    def for_sampler(self) -> SamplingRow:
+        """Return how to choose the next token."""
+        if self._counts is not None:
+            for token_id in self._output[self._num_counted :]:
+                self._counts.add(token_id)
+            self._num_counted = len(self._output)
+        return SamplingRow(self._params, len(self._prompt) + len(self._output), self._counts)
+
+    def fail(self) -> None:
+        """Have the scheduler end the request."""
+        request_id = self._asked["request_id"]
+        logger.warning("nothing can be chosen from the logits of %s", request_id)
+        try:
+            report(self._asked["failures"], request_id)
+        except OSError:
+            logger.warning("%s could not be ended", request_id, exc_info=True)

@@ -1,0 +1,49 @@
+"""Tells the scheduler of sequences that failed in a worker, which has no way of its own to say so.
+
+vLLM returns nothing but token ids from a step, and an exception in a worker ends the engine with
+all its sequences. So the worker writes the request's id here before the step returns, and the
+scheduler reads it before it looks at the step's tokens.
+
+The record is a file in memory: both processes are on one machine, a path reaches it, and it ends
+with the scheduler's process.
+"""
+
+import json
+import os
+
+
+class FailureRecord:
+    """The ids of the requests that failed, as the scheduler's process reads them.
+
+    Attributes:
+        path: Where `report` writes; valid in every process of this user on this machine.
+    """
+
+    def __init__(self) -> None:
+        """Start with no failure."""
+        self._file = os.memfd_create("raystream-failures")
+        self._num_read = 0
+        self.path = f"/proc/{os.getpid()}/fd/{self._file}"
+
+    def take(self) -> set[str]:
+        """Return the ids of the requests that failed since the last call; about a microsecond."""
+        size = os.fstat(self._file).st_size
+        if size == self._num_read:
+            return set()
+        lines = os.pread(self._file, size - self._num_read, self._num_read)
+        self._num_read = size
+        return {json.loads(line) for line in lines.splitlines()}
+
+    def close(self) -> None:
+        """Free the memory."""
+        os.close(self._file)
+
+
+def report(path: str, request_id: str) -> None:
+    """Record that a request has failed.
+
+    Raises:
+        OSError: The scheduler has ended.
+    """
+    with open(path, "ab", buffering=0) as record:
+        record.write(json.dumps(request_id).encode() + b"\n")
