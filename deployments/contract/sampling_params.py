@@ -129,8 +129,8 @@ class SamplingParams:
         self._check_length()
         self._check_choice()
         self._check_logit_bias()
-        self._require(0 <= self.seed <= MAX_SEED, "seed", f"from 0 to {MAX_SEED}")
-        self._require(len(self.stop) <= MAX_NUM_STOPS, "stop", f"at most {MAX_NUM_STOPS} strings")
+        self._require(0 <= self.seed <= MAX_SEED, "seed", "from 0 to {}", MAX_SEED)
+        self._require(len(self.stop) <= MAX_NUM_STOPS, "stop", "at most {} strings", MAX_NUM_STOPS)
         self._require(all(self.stop), "stop", "strings that are not empty")
         self._require(
             min(self.stop_token_ids, default=0) >= 0, "stop_token_ids", "ids of 0 or more"
@@ -141,7 +141,8 @@ class SamplingParams:
         self._require(
             1 <= length <= MAX_GRAMMAR_LENGTH,
             GRAMMAR_PARAM,
-            f"a grammar of 1 to {MAX_GRAMMAR_LENGTH} characters",
+            "a grammar of 1 to {} characters",
+            MAX_GRAMMAR_LENGTH,
         )
 
     @property
@@ -179,7 +180,8 @@ class SamplingParams:
         self._require(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,
             "min_tokens",
-            f"at most max_tokens, which is {self.max_tokens}",
+            "at most max_tokens, which is {}",
+            self.max_tokens,
         )
 
     def _check_choice(self) -> None:
@@ -200,7 +202,8 @@ class SamplingParams:
         self._require(
             len(self.logit_bias) <= MAX_NUM_LOGIT_BIASES,
             "logit_bias",
-            f"a map of at most {MAX_NUM_LOGIT_BIASES} tokens",
+            "a map of at most {} tokens",
+            MAX_NUM_LOGIT_BIASES,
         )
         token_ids = {token_id for token_id, _ in self.logit_bias}
         self._require(
@@ -212,8 +215,16 @@ class SamplingParams:
 
     def _require_between(self, value: float, param: str, low: float, high: float) -> None:
         # NaN fails every comparison, so it is refused, too.
-        self._require(low <= value <= high, param, f"from {low:g} to {high:g}")
+        self._require(low <= value <= high, param, "from {:g} to {:g}", low, high)
 
-    def _require(self, holds: bool, param: str, bounds: str) -> None:
+    def _require(self, holds: bool, param: str, bounds: str, *figures: object) -> None:
+        """Raise if a bound does not hold.
+
+        Args:
+            holds: Whether it does.
+            param: The parameter.
+            bounds: What it must be.
+            figures: Put into `bounds`, only for the error: every request passes here.
+        """
         if not holds:
-            raise InvalidParameterError(f"{param} must be {bounds}", param)
+            raise InvalidParameterError(f"{param} must be {bounds.format(*figures)}", param)

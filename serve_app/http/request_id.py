@@ -50,11 +50,10 @@ class RequestIdMiddleware:
         self._app = app
         self._serve_echoes_id = serve_echoes_id
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Give the request an id and pass it on."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         given = Headers(scope=scope).get(REQUEST_ID_HEADER)
         request_id = chosen_id(given)
         is_echoed = self._serve_echoes_id and request_id == given
@@ -65,4 +64,4 @@ class RequestIdMiddleware:
                 MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
             return send(message)
 
-        await self._app(scope, receive, send if is_echoed else send_named)
+        return self._app(scope, receive, send if is_echoed else send_named)

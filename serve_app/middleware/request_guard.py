@@ -9,6 +9,7 @@ one is refused.
 """
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -33,16 +34,14 @@ class RequestGuardMiddleware:
         self._app = app
         self._limits = limits
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Refuse the request at once, or pass it on with its body counted."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         refusal = self._refusal(scope)
         if refusal is not None:
-            await error_response(refusal)(scope, receive, send)
-            return
-        await self._app(scope, _Body(receive, self._limits).receive, send)
+            return error_response(refusal)(scope, receive, send)
+        return self._app(scope, _Body(receive, self._limits).receive, send)
 
     def _refusal(self, scope: Scope) -> InvalidRequestError | None:
         limit = self._limits.max_header_bytes

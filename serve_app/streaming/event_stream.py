@@ -139,7 +139,10 @@ def _one_at_a_time(send: Send) -> Send:
     lock = asyncio.Lock()
 
     async def locked(message: Message) -> None:
-        async with lock:
+        await lock.acquire()  # for each event: `async with` makes two more coroutines
+        try:
             await send(message)
+        finally:
+            lock.release()
 
     return locked

@@ -47,8 +47,9 @@ def encode_json(payload: Mapping[str, Any]) -> bytes:
     JSON escapes all other line ends itself. `UNICODE_LINE_ENDS` are escaped here.
     """
     line = to_json(payload, inf_nan_mode="null")
-    for raw, escaped in UNICODE_LINE_ENDS.items():
-        line = line.replace(raw, escaped)
+    if not line.isascii():
+        for raw, escaped in UNICODE_LINE_ENDS.items():
+            line = line.replace(raw, escaped)
     return b"data: %b\n\n" % line
 
 

@@ -87,6 +87,8 @@ class BlockReader:
 
     def _block(self, event: AnswerEvent) -> Block | Finished | None:
         match event:
+            case Text() | Reasoning() | Finished():
+                return event
             case CallBegun(_, id_, name):
                 self._id, self._name, self._arguments = id_, name, []
                 return None
@@ -98,7 +100,6 @@ class BlockReader:
                 return CallMade(call, is_whole=isinstance(event, CallEnded))
             case CallBroken(_, raw):
                 return Text(raw)
-        return event
 
 
 def joined(blocks: Iterable[Block | Finished]) -> list[Block]:

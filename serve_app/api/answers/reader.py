@@ -91,7 +91,8 @@ class AnswerReader:
 
     def feed(self, delta: TextDelta) -> list[AnswerEvent]:
         """Return what a delta adds."""
-        finish, text = true_finish(delta), delta.text
+        text, reason = delta.text, delta.finish_reason
+        finish = None if reason is None else true_finish(reason)
         found: list[AnswerEvent] = []
         if self._splitter is not None:
             split = self._splitter.feed(text)
@@ -105,9 +106,9 @@ class AnswerReader:
         elif text:
             found.append(Text(text))
         if finish is not None:
-            reason: AnswerFinish = "tool_calls" if self._has_called and finish == "stop" else finish
-            note_finish(reason)
-            found.append(Finished(reason, delta.stop))
+            shown: AnswerFinish = "tool_calls" if self._has_called and finish == "stop" else finish
+            note_finish(shown)
+            found.append(Finished(shown, delta.stop))
         return found
 
     def _parse(

@@ -99,6 +99,8 @@ class StrictBody(BaseModel):
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
+        if not (self.needs or self.excludes or self.at_most_one or self.one_of):
+            return self  # most objects inside a body have no rules
         for name, condition in self.needs.items():
             if _asks(getattr(self, name)) and not getattr(self, condition):
                 raise PydanticCustomError(

@@ -66,7 +66,8 @@ async def whole_answer(
 def _whole_choice(
     index: int, answer: TextDelta, offer: ToolOffer, reasoning: Separation | None
 ) -> Choice:
-    blocks, finish = BlockReader(offer, reasoning).read(answer)
+    *blocks, finish = BlockReader(offer, reasoning).feed(answer)
+    assert isinstance(finish, Finished), "`read_to_end` returns only finished texts"
     text = "".join(each.text for each in blocks if isinstance(each, Text))
     thoughts = "".join(each.text for each in blocks if isinstance(each, Reasoning))
     calls = [each.call for each in blocks if isinstance(each, CallMade)]
@@ -103,15 +104,16 @@ class ChatFramer:
         Hidden reasoning adds nothing, nor do its tokens.
         """
         events = self._readers[index].feed(delta)
-        gained = [choice for event in events if (choice := self._delta(event)) is not None]
-        if shown := self._logprobs[index].shown(delta):
-            gained = gained or [{"content": ""}]
-        logprobs = ChoiceLogprobs.of(shown).model_dump() if shown else None
         choices = [
-            _chunk_choice(index, each, None if at else logprobs) for at, each in enumerate(gained)
+            _chunk_choice(index, gained)
+            for event in events
+            if (gained := self._delta(event)) is not None
         ]
+        if delta.logprobs and (shown := self._logprobs[index].shown(delta)):
+            choices = choices or [_chunk_choice(index, {"content": ""})]
+            choices[0]["logprobs"] = ChoiceLogprobs.of(shown).model_dump()
         if events and isinstance(finish := events[-1], Finished):
-            choices.append(_chunk_choice(index, {}, finish_reason=finish.reason))
+            choices.append(_chunk_choice(index, {}, finish.reason))
         return choices
 
     def _delta(self, event: AnswerEvent) -> dict[str, Any] | None:
@@ -150,12 +152,9 @@ def _logprobs_filter(reasoning: Separation | None) -> LogprobsFilter:
 
 
 def _chunk_choice(
-    index: int,
-    delta: dict[str, Any],
-    logprobs: dict[str, Any] | None = None,
-    finish_reason: AnswerFinish | None = None,
+    index: int, delta: dict[str, Any], finish_reason: AnswerFinish | None = None
 ) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
 
 def _text_of(delta: dict[str, Any]) -> str | None:

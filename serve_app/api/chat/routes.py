@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`: OpenAI's chat completions, streamed or whole."""
 
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -51,9 +52,9 @@ class OpenChat(ChunkedAnswer[ChatCompletion]):
         """Return what makes the choices of a stream's chunks."""
         return ChatFramer(self.offer, self.reasoning)
 
-    async def whole(self) -> ChatCompletion:
+    def whole(self) -> Awaitable[ChatCompletion]:
         """Read the streams to their end, and return the whole answer; see `whole_answer`."""
-        return await whole_answer(
+        return whole_answer(
             self.head, self.choices, self.offer, self.reasoning, self.num_prompt_logprobs
         )
 

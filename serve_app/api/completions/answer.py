@@ -86,8 +86,7 @@ class _WrittenPrompt:
 def _whole_choice(
     index: int, answer: TextDelta, body: CompletionRequest, prompt: _WrittenPrompt
 ) -> CompletionChoice:
-    finish = true_finish(answer)
-    assert finish is not None, "`read_to_end` returns only finished texts"
+    assert answer.finish_reason is not None, "`read_to_end` returns only finished texts"
     logprobs = None
     if body.logprobs is not None:
         # The copy is deep enough: `extend` makes the lists longer, and changes no entry.
@@ -97,7 +96,7 @@ def _whole_choice(
         index=index,
         text=prompt.echo + answer.text,
         logprobs=logprobs,
-        finish_reason=finish,
+        finish_reason=true_finish(answer.finish_reason),
         prompt_logprobs=prompt.positions,
     )
 

@@ -1,7 +1,7 @@
 """`POST /v1/completions`: continues one text or several, without a chat template."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -64,9 +64,9 @@ class OpenCompletion(ChunkedAnswer[Completion]):
             self.echoes, self.choices.num_per_prompt, self.body.num_echoed_logprobs
         )
 
-    async def whole(self) -> Completion:
+    def whole(self) -> Awaitable[Completion]:
         """Read the streams to their end, and return the whole answer; see `whole_answer`."""
-        return await whole_answer(self.head, self.choices, self.body, self.echoes)
+        return whole_answer(self.head, self.choices, self.body, self.echoes)
 
 
 class CompletionsApi:

@@ -39,7 +39,7 @@ class ChunkedAnswer(Generic[AnswerT_co]):
         """Return what makes the choices of a stream's chunks."""
         raise NotImplementedError
 
-    async def whole(self) -> AnswerT_co:
+    def whole(self) -> Awaitable[AnswerT_co]:
         """Read the streams to their end, and return the whole answer."""
         raise NotImplementedError
 

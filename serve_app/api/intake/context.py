@@ -75,14 +75,14 @@ class ApiContext:
         grammars = GrammarSettings(limits, structured.closed_objects)
         self.streams = StreamOpener(grammars, schemas or schema_executor())
 
-    async def answer(
+    def answer(
         self,
         model_id: str | None,
         answering: Callable[[], Awaitable[AnswerT | EventStreamResponse]],
         *,
         streams: bool,
-    ) -> AnswerT | EventStreamResponse:
-        """Return the answer to a request.
+    ) -> Awaitable[AnswerT | EventStreamResponse]:
+        """Return the answer to a request, to await.
 
         Args:
             model_id: The model that it names.
@@ -93,5 +93,5 @@ class ApiContext:
             RaystreamError: The request was refused, or could not be answered.
         """
         if streams and self.catalog.is_cold(model_id):
-            return await begun(answering, self.clock.sleep)
-        return await answering()
+            return begun(answering, self.clock.sleep)
+        return answering()  # a plain function: each message of an answer resumes its awaiters

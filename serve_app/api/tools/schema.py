@@ -28,7 +28,7 @@ from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.body.wrong_type import wrong_type
 from serve_app.api.structured.tool_grammar import OfferedFunction
 from serve_app.api.tools.hosted import OPENAI_TYPES, HostedTool, OpenAiHostedTool
-from serve_app.api.tools.offer import NO_TOOLS, ToolChoice, ToolOffer, make_offer
+from serve_app.api.tools.offer import ToolChoice, ToolOffer, make_offer
 from serve_app.config import MAX_NUM_TOOLS, LimitsConfig
 from serve_app.http.json_route import decode_json
 
@@ -313,7 +313,7 @@ def to_offer(
         kind = " or allowed_tools with the mode 'required'" if choice.hides_others else ""
         raise InvalidRequestError(f"tool_choice 'required'{kind} needs tools.", "tool_choice")
     if choice.forbids or not functions:
-        return replace(NO_TOOLS, left_out=left_out)
+        return ToolOffer(left_out=left_out)
     return replace(make_offer(functions, choice, model), left_out=left_out)
 
 

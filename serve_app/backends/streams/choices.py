@@ -19,7 +19,7 @@ from deployments.contract.errors import (
 )
 from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.generation import GenerationRequest, RequestGroup
-from deployments.contract.output import TextDelta
+from deployments.contract.output import FinishReason, TextDelta
 from serve_app.backends.replicas.backend import Backend, GenerationStream
 from serve_app.http.request_record import current_record
 
@@ -178,7 +178,8 @@ async def _joined(
             if not deltas:
                 continue
             delta = TextDelta.join(deltas)
-            finish = true_finish(delta)
+            if delta.finish_reason is not None:
+                finish = true_finish(delta.finish_reason)
             if record is not None:
                 record.gained(len(delta.token_ids), finish)
             yield choice_index, delta
@@ -190,10 +191,9 @@ async def _joined(
         raise
 
 
-def true_finish(delta: TextDelta) -> TrueFinish | None:
-    """Return why the text ended, as OpenAI names it; None if it goes on."""
-    reason = delta.finish_reason  # a stream raises in place of the others
-    return None if reason is None else cast("TrueFinish", reason.value)
+def true_finish(reason: FinishReason) -> TrueFinish:
+    """Return why a text ended, as OpenAI names it."""
+    return cast("TrueFinish", reason.value)  # a stream raises in place of the others
 
 
 async def _merged(

@@ -98,7 +98,7 @@ class FailoverStream:
                 self._end()
                 raise
             else:
-                is_held = self._is_holding and not _are_last(deltas)  # rarely, so few events await
+                is_held = self._is_holding and not any(map(_has_ended, deltas))
                 if stream is not self._stream or (is_held and await self._has_left(stream)):
                     continue  # the next replica sends them
                 if kept := self._keep(deltas):
@@ -140,12 +140,12 @@ class FailoverStream:
             if has_begun and deltas[0].num_cached_tokens:
                 # The first stream has told how much of the prompt was cached.
                 deltas = [replace(deltas[0], num_cached_tokens=0), *deltas[1:]]
-        if _are_last(deltas):
-            self._end()
         for delta in deltas:
             self._token_ids += delta.token_ids
             if delta.prompt_logprobs:
                 self._num_prompt_logprobs += sum(map(len, delta.prompt_logprobs))
+            if _has_ended(delta):
+                self._end()
         return deltas
 
     async def _move(self, loss: RaystreamError) -> None:
@@ -241,6 +241,6 @@ class FailoverStream:
         return stream is not self._stream
 
 
-def _are_last(deltas: list[TextDelta]) -> bool:
-    """Return whether a text has ended or failed with these deltas."""
-    return bool(deltas) and (deltas[-1].finish_reason, deltas[-1].error) != (None, None)
+def _has_ended(delta: TextDelta) -> bool:
+    """Return whether a text has ended or failed with a delta."""
+    return delta.finish_reason is not None or delta.error is not None
