@@ -26,7 +26,7 @@ from deployments.contract.user_config import queue_limits, set_batching
 from deployments.device.device import MemoryDevice
 from deployments.plan.memory_budget import GIB
 from deployments.plan.replica_plan import ReplicaPlan
-from deployments.plan.replica_report import WorkCounts
+from deployments.plan.replica_report import MemoryPlan, WorkCounts
 from deployments.pooler_description import describe_model
 from deployments.pooling.device_worker import BatchStats, DeviceWorker
 from deployments.pooling.embedder import Embedder
@@ -75,6 +75,21 @@ class PlacedPooler:
     num_threads: int
 
     @property
+    def memory(self) -> MemoryPlan:
+        """The sizes of the replica, and how its memory was divided."""
+        return MemoryPlan.of(self.plan)
+
+    @property
+    def num_parameters(self) -> int:
+        """All weights; tied ones count once."""
+        return self.plan.shape.weights.total
+
+    @property
+    def dtype(self) -> str:
+        """Name of the type of the weights."""
+        return self.plan.dtype
+
+    @property
     def summary(self) -> str:
         """The log's description of the model: its lanes, dtype, weights, labels and layout."""
         model, num_labels = self.loaded.model, len(self.loaded.labels)
@@ -109,7 +124,7 @@ class TextPooler(ModelReplica):
             self._place, self._queue, self._plan.sizes.max_batched_tokens, self._hand_over
         )
         self._worker.start().result()
-        loaded = self._placed.loaded
+        self._facts, loaded = self._placed, self._placed.loaded
         vocab_size = loaded.model.config.get_text_config().vocab_size
         self._encoder = TextEncoder(
             loaded.tokenizer, loaded.max_model_len, vocab_size, reads_types=loaded.reads_types

@@ -140,9 +140,7 @@ class Engine:
         self._progress = progress
         replica = _load(spec)
         self._num_at_once = (
-            2 * replica.plan.sizes.max_num_seqs
-            if isinstance(replica, TextGenerator)
-            else NUM_TEXTS_AT_ONCE
+            2 * replica.max_num_seqs if isinstance(replica, TextGenerator) else NUM_TEXTS_AT_ONCE
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(

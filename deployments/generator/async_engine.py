@@ -1,4 +1,4 @@
-"""The engine as an event loop sees it: sequences go in, deltas come out.
+"""The embedded engine as an event loop sees it; see `deployments.generator.text_engine`.
 
 The engine's thread hands over all deltas of a step at once, and the event loop gives each to the
 function that takes this sequence's deltas.
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
+from typing import Protocol
 
 from deployments.compute.work_watch import is_hung
 from deployments.contract.errors import (
@@ -24,13 +25,25 @@ from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.engine import Engine
 from deployments.engine.engine_thread import Deltas, EngineDeadError, EngineThread
 from deployments.engine.scheduling.sequence import SequenceRequest
+from deployments.generator.text_engine import EngineFacts, Take
 
 PROBE = SamplingParams(temperature=0, max_tokens=1)
 PROGRESS = TextDelta((), "")
 FAILED = "the engine has failed; try again"
 
-Take = Callable[[TextDelta], None]
-"""Takes the deltas of one sequence, on the event loop; it must not raise."""
+
+class Placed(Protocol):
+    """An engine that is ready to run."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine."""
+        ...
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What is known of it and its model."""
+        ...
 
 
 class AsyncEngine:
@@ -41,15 +54,16 @@ class AsyncEngine:
     """
 
     def __init__(
-        self, make_engine: Callable[[], Engine], on_stats: Callable[[EngineStats], None]
+        self, place: Callable[[], Placed], on_stats: Callable[[EngineStats], None]
     ) -> None:
         """Prepare the engine's thread; `start` starts it.
 
         Args:
-            make_engine: Called once, on the engine's thread.
+            place: Makes the engine; called once, on the engine's thread.
             on_stats: Called on the event loop after each turn of the engine's thread, once its
                 deltas are taken.
         """
+        self._place = place
         self._on_stats = on_stats
         self._takers: dict[str, Take] = {}
         self._serial = count()
@@ -61,15 +75,20 @@ class AsyncEngine:
         self._handed_over: deque[tuple[float, str, TextDelta]] = deque()
         self._is_spreading = False
         self._is_stopped = False
-        self._thread = EngineThread(make_engine, self._hand_over)
+        self._thread = EngineThread(self._make, self._hand_over)
 
-    def start(self) -> None:
+    def start(self) -> EngineFacts:
         """Start the thread and wait for the engine.
 
         Raises:
-            Exception: The exception of `make_engine`.
+            Exception: The exception of `place`.
         """
         self._thread.start().result()
+        return self._placed.facts
+
+    def _make(self) -> Engine:
+        self._placed = self._place()
+        return self._placed.engine
 
     def stop(self) -> None:
         """Stop the thread after its current step; unfinished sequences are aborted."""
@@ -105,6 +124,14 @@ class AsyncEngine:
     def unique_id(self, name: str) -> str:
         """Return a unique name for a sequence, since clients may repeat a request id."""
         return f"{name}-{next(self._serial)}"
+
+    def validate(self, request: SequenceRequest) -> None:
+        """Refuse a sequence that could not run; see `Engine.validate`."""
+        self._placed.engine.validate(request)
+
+    def compile_grammar(self, request: SequenceRequest) -> SequenceRequest:
+        """Return the request with a matcher for its grammar; see `Engine.compile_grammar`."""
+        return self._placed.engine.compile_grammar(request)
 
     async def check_health(self) -> None:
         """Raise unless the engine has run a step since the last call, or can run one.

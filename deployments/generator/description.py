@@ -1,53 +1,18 @@
-"""Describes a replica's model to the ingress."""
+"""Describes a model to the ingress."""
 
 import time
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from deployments.contract.descriptions import ModelDescription
-from deployments.contract.model_spec import ModelSpec, number
-from deployments.engine.model.loader import LoadedModel, load_config, load_text_side
+from deployments.contract.model_spec import ModelSpec
 from deployments.generator.chat_template import choose_tool_call_format, special_marks
 from deployments.generator.default_sampling import default_sampling
 from deployments.generator.prompt_encoder import PromptEncoder
 from deployments.generator.reasoning import describe_reasoning
-from deployments.plan.model_shape import ModelShape
-from deployments.plan.replica_plan import NO_LIMIT_LEN
 
 
 def describe_model(
-    spec: ModelSpec,
-    loaded: LoadedModel,
-    max_model_len: int,
-    encoder: PromptEncoder,
-    fingerprint: str,
-) -> ModelDescription:
-    """Describe a model: what it accepts, and how it samples by default."""
-    generation = loaded.model.generation_config
-    return _describe(spec, loaded.tokenizer, generation, max_model_len, encoder, fingerprint)
-
-
-def describe_files(spec: ModelSpec) -> ModelDescription:
-    """Describe a model that no replica has loaded: as its replicas would, but without a version.
-
-    A length that is left to the replicas is the model's own limit: none of them takes more.
-
-    Raises:
-        UnsupportedModelError: Files are missing, or the engine can't run the model.
-    """
-    tokenizer, processor, generation = load_text_side(spec.source, revision=spec.entry.revision)
-    config = load_config(spec.source, revision=spec.entry.revision)
-    vocab_size = config.get_text_config().vocab_size
-    encoder = PromptEncoder(
-        tokenizer, processor, spec.entry.reasoning_parser, vocab_size=vocab_size
-    )
-    max_model_len = number(spec.entry.max_model_len)
-    if max_model_len is None:
-        max_model_len = ModelShape.of(config).max_positions or NO_LIMIT_LEN
-    return _describe(spec, tokenizer, generation, max_model_len, encoder, None)
-
-
-def _describe(
     spec: ModelSpec,
     tokenizer: PreTrainedTokenizerBase,
     generation: GenerationConfig | None,
@@ -55,6 +20,16 @@ def _describe(
     encoder: PromptEncoder,
     fingerprint: str | None,
 ) -> ModelDescription:
+    """Describe a model from its parts; without a version if no replica has loaded it.
+
+    Args:
+        spec: The model.
+        tokenizer: Its tokenizer.
+        generation: Its defaults; None if it has none.
+        max_model_len: The most tokens of prompt and answer together.
+        encoder: Encodes its prompts.
+        fingerprint: See `system_fingerprint`.
+    """
     template = encoder.template
     tool_call_format = choose_tool_call_format(spec.entry.tool_call_parser, template)
     return ModelDescription(

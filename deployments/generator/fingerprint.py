@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -69,29 +69,43 @@ def model_folder(spec: ModelSpec) -> Path:
     return Path(str(config)).parent
 
 
-def system_fingerprint(spec: ModelSpec, content: str, device: torch.device) -> str:
+def system_fingerprint(content: str, versions: Mapping[str, str]) -> str:
     """Return `fp_` and ten hexadecimal digits: equal if the same request gets the same text.
 
     A client that repeats a seed and gets another text can see in the fingerprint that the server
     has changed.
 
     Args:
-        spec: The replica's settings.
         content: The digest of the model's files.
-        device: Where the model runs; its kind decides which kernels compute.
+        versions: What texts depend on besides these; see `EngineFacts`.
 
     Source: https://platform.openai.com/docs/api-reference/chat/object (system_fingerprint)
     """
-    decisive = {
-        "content": content,
+    return f"fp_{_digest_of([('content', content), *versions.items()])[:10]}"
+
+
+def versions_of(spec: ModelSpec, device: torch.device) -> dict[str, str]:
+    """Return what the texts of a model on the embedded engine depend on besides its files.
+
+    Args:
+        spec: The replica's settings.
+        device: Where the model runs; its kind decides which kernels compute.
+    """
+    return {
         "dtype": spec.entry.dtype,
         "quantization": spec.entry.quantization or "",
         "kernels": _kernels(device),
+        **package_versions(),
+    }
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages that compute every model's texts."""
+    return {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "raystream": _own_version(),
     }
-    return f"fp_{_digest_of(decisive.items())[:10]}"
 
 
 def _file_digest(path: Path) -> str:

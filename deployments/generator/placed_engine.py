@@ -13,8 +13,11 @@ from deployments.device.device import MemoryDevice
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, load_config, load_model
+from deployments.generator.fingerprint import versions_of
+from deployments.generator.text_engine import EngineFacts
 from deployments.plan.memory_budget import GIB
 from deployments.plan.replica_plan import ReplicaPlan
+from deployments.plan.replica_report import MemoryPlan
 from deployments.replica.device_share import load_onto_share, log_sizes, plan_share, require_memory
 from deployments.replica.start_phases import EndPhase
 
@@ -34,6 +37,25 @@ class PlacedEngine:
     loaded: LoadedModel
     plan: ReplicaPlan
     num_threads: int
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What the replica is told of the engine and its model."""
+        loaded, plan = self.loaded, self.plan
+        return EngineFacts(
+            tokenizer=loaded.tokenizer,
+            processor=loaded.processor,
+            generation_config=loaded.model.generation_config,
+            vocab_size=loaded.text_config.vocab_size,
+            limits=self.engine.limits,
+            layout=self.engine.layout,
+            memory=MemoryPlan.of(plan),
+            num_parameters=plan.shape.weights.total,
+            dtype=plan.spec.entry.quantization or plan.dtype,
+            num_threads=self.num_threads,
+            summary=self.summary,
+            versions=versions_of(plan.spec, loaded.model.device),
+        )
 
     @property
     def summary(self) -> str:

@@ -39,7 +39,6 @@ from deployments.device.device import MemoryDevice
 from deployments.device.memory_readers import memory_reader
 from deployments.device.monitor import MemoryMonitor
 from deployments.plan.memory_budget import GIB, DeviceMemoryError
-from deployments.plan.replica_plan import ReplicaPlan
 from deployments.plan.replica_report import MemoryPlan, ReplicaReport, ReplicaState, WorkCounts
 from deployments.replica.assigned_device import open_assigned_device
 from deployments.replica.metrics import MemoryMetrics
@@ -71,12 +70,22 @@ SHORT_OF: Final = {
 """What the log says when memory gets short."""
 
 
-class PlacedModel(Protocol):
-    """A model on its share of a device, ready to run."""
+class ModelFacts(Protocol):
+    """What is known of a model that is ready to run."""
 
     @property
-    def plan(self) -> ReplicaPlan:
-        """The sizes of the replica, and how its share of the device is divided."""
+    def memory(self) -> MemoryPlan:
+        """The sizes of the replica, and how its memory was divided."""
+        ...
+
+    @property
+    def num_parameters(self) -> int:
+        """All weights; tied ones count once."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Name of the type of the weights, or how they are quantized."""
         ...
 
     @property
@@ -97,7 +106,7 @@ class ModelReplica:
     says how it is in `_check_health` and `_is_dead`.
     """
 
-    _placed: PlacedModel
+    _facts: ModelFacts
     """Set by `_start`."""
     _fingerprint: str | None = None
     _refused_user_config: str | None = None
@@ -159,8 +168,8 @@ class ModelReplica:
             self._phases,
             self._device.name,
             spec.device_share,
-            self._placed.num_threads,
-            self._placed.summary,
+            self._facts.num_threads,
+            self._facts.summary,
         )
         self._ready_unix_s = time.time()
         self._store.gauge(STARTED.name, spec.id).set(self._ready_unix_s)
@@ -202,7 +211,7 @@ class ModelReplica:
             state=self._health.state,
             state_unix_s=self._health.unix_s,
             ready_unix_s=self._ready_unix_s,
-            plan=MemoryPlan.of(self.plan),
+            plan=self._facts.memory,
             memory=self._monitor.report,
             work=self._work,
             refused_user_config=self._refused_user_config,
@@ -239,18 +248,13 @@ class ModelReplica:
         raise NotImplementedError
 
     @property
-    def plan(self) -> ReplicaPlan:
-        """The sizes of the replica, and how its share of the device is divided."""
-        return self._placed.plan
-
-    @property
     def _footprint(self) -> Footprint:
         """What the replica holds of its model, and where."""
-        plan = self.plan
+        facts = self._facts
         return Footprint(
-            num_parameters=plan.shape.weights.total,
-            weight_bytes=plan.demand.weight_bytes,
-            dtype=plan.spec.entry.quantization or plan.dtype,
+            num_parameters=facts.num_parameters,
+            weight_bytes=facts.memory.weight_bytes,
+            dtype=facts.dtype,
             device=self._device.name,
         )
 

@@ -6,8 +6,8 @@ So what a client sees meanwhile was sent before the answer's end, however slow t
 import asyncio
 import threading
 
-from deployments.engine.engine import Engine
 from deployments.engine.engine_thread import Deltas
+from deployments.generator.placed_engine import PlacedEngine
 from deployments.text_generator import TextGenerator
 
 PING = "ping-"
@@ -17,8 +17,9 @@ PING = "ping-"
 class HeldGenerator(TextGenerator):
     """Stops its engine when an answer has begun, until it is let go; reports what it runs."""
 
-    def _place(self) -> Engine:
-        engine = super()._place()
+    def _place(self) -> PlacedEngine:
+        placed = super()._place()
+        engine = placed.engine
         self._gate = _Gate()
         run = engine.step
 
@@ -30,7 +31,7 @@ class HeldGenerator(TextGenerator):
             return deltas
 
         engine.step = step  # type: ignore[method-assign] # a gate
-        return engine
+        return placed
 
     async def hold(self) -> None:
         """Stop the engine after the next text."""

@@ -5,7 +5,7 @@ import pytest
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.messages import ChatMessage, ImagePart, TextPart, Tool, ToolCall
 from deployments.contract.sampling_params import SamplingParams
-from deployments.text_generator import MAX_BRIEF_CHARACTERS, are_brief
+from deployments.generator_replica import MAX_BRIEF_CHARACTERS, are_brief
 
 LONGEST = GenerationRequest("r", "x" * MAX_BRIEF_CHARACTERS, SamplingParams())
 CHAT = (ChatMessage("user", (TextPart("x" * (MAX_BRIEF_CHARACTERS - 1)), TextPart("x"))),)

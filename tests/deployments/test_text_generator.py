@@ -36,11 +36,12 @@ from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.generator.description import describe_files
+from deployments.file_description import describe_files
 from deployments.generator.prompt_encoder import EncodedPrompt
+from deployments.generator_replica import BATCH_WAIT_TIMEOUT_S, MAX_BATCH_SIZE
 from deployments.plan.memory_budget import DeviceMemoryError
 from deployments.replica.metrics import StreamClock
-from deployments.text_generator import BATCH_WAIT_TIMEOUT_S, MAX_BATCH_SIZE, TextGenerator
+from deployments.text_generator import TextGenerator
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from tests.deployments.local_handle import local_backend, read
 from tests.deployments.tiny_folder import CHAT_TEMPLATE, save_text_model, spec
@@ -342,10 +343,7 @@ async def test_a_replica_answers_with_quantized_weights(
     caplog.set_level("INFO")
     quantized = TextGenerator(spec(folder, quantization=quantization))
     assert f"float32 with {quantization} weights" in caplog.text
-    assert (
-        quantized._placed.loaded.num_weight_bytes
-        < generator._placed.loaded.num_weight_bytes * 2 / 3
-    )
+    assert quantized._facts.memory.weight_bytes < generator._facts.memory.weight_bytes * 2 / 3
     deltas = await read(quantized, GenerationRequest("r", user("hello"), GREEDY))
     assert deltas[-1].finish_reason is not None
     quantized.__del__()
@@ -460,7 +458,7 @@ async def test_a_default_length_is_cut_to_the_rest_of_the_model_s_length(
 async def test_a_request_s_length_overrides_the_generation_config_s(
     generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generator._placed.loaded.model.generation_config, "max_new_tokens", 5)
+    monkeypatch.setattr(generator._facts.generation_config, "max_new_tokens", 5)
     for asked, num_tokens in ((None, 5), (9, 9)):
         sampling = SamplingParams(temperature=0, ignore_eos=True, max_tokens=asked)
         deltas = await read(generator, GenerationRequest("r", "x", sampling))
@@ -516,7 +514,7 @@ async def test_suspects_run_one_at_a_time_beside_the_other_requests(
 async def test_a_suspect_that_waits_for_its_turn_is_not_started(generator: TextGenerator) -> None:
     suspect = GenerationRequest("s", "go", GREEDY, is_resumed=True, num_deaths=1)
     with ExitStack() as stack:
-        for _ in range(generator.plan.sizes.max_num_seqs):
+        for _ in range(generator.max_num_seqs):
             stack.enter_context(generator._admission.permit(GenerationRequest("r", "x", GREEDY)))
         events = aiter(generator.generate(suspect))
         started = asyncio.ensure_future(anext(events))
@@ -601,12 +599,9 @@ async def test_an_operator_sees_the_plan_and_the_counts(folder: Path) -> None:
     finally:
         generator.__del__()
     plan, work = report.plan, report.work
-    assert (plan.usable_bytes, plan.kv_bytes) == (
-        generator.plan.kv.share_bytes,
-        generator.plan.kv.kv_bytes,
-    )
+    assert plan == generator._facts.memory
     assert plan.weight_bytes
-    assert plan.num_kv_tokens == generator.plan.kv.num_tokens
+    assert plan.usable_bytes > plan.kv_bytes > 0 < plan.num_kv_tokens
     assert (work.num_running, work.num_waiting, work.num_preempted) == (0, 0, 0)
     assert (work.num_moved_in, work.kv_usage) == (1, 0)
     assert work.num_prompt_tokens

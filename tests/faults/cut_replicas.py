@@ -24,7 +24,7 @@ import httpx
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.generator.async_engine import Take
+from deployments.generator.text_engine import Take
 from deployments.text_generator import TextGenerator
 from serve_app.backends.replicas.backend import Backend, Request
 from serve_app.config import AppConfig

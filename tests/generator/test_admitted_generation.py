@@ -222,11 +222,11 @@ async def test_as_many_run_as_their_tokens_fit_into_the_memory(
         spec(generator._spec.source, max_num_seqs=8, max_model_len=4096, max_queued_requests=1),
         lambda _: SmallDevice(),
     )
-    engine = small._placed.engine
+    engine = small._engine._placed.engine
     steps, run_step = Semaphore(0), engine.step
     monkeypatch.setattr(engine, "step", lambda: steps.acquire() and run_step())
     num_warm = engine.stats.num_steps
-    [num_blocks] = small.plan.kv.kv_blocks
+    [num_blocks] = small._facts.layout.num_blocks
     num_that_fit = num_blocks // (3840 // BLOCK_SIZE)
     assert 1 <= num_that_fit < 8
     long = SamplingParams(temperature=0, ignore_eos=True, max_tokens=3800)

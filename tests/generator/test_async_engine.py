@@ -1,7 +1,9 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -36,11 +38,19 @@ def make_tiny_engine() -> Engine:
     return engine
 
 
+@dataclass(frozen=True)
+class Bare:
+    """An engine about whose model the replica is told nothing."""
+
+    engine: Engine
+    facts: Any = None
+
+
 class Observed(AsyncEngine):
     """An engine that keeps its stats."""
 
     def __init__(self, make_engine: Callable[[], Engine] = make_tiny_engine) -> None:
-        super().__init__(make_engine, self.see)
+        super().__init__(lambda: Bare(make_engine()), self.see)
         self.seen: list[EngineStats] = []
 
     def see(self, stats: EngineStats) -> None:

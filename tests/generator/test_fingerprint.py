@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from deployments.contract.model_spec import ModelSpec
-from deployments.generator.fingerprint import content_digest, model_folder, system_fingerprint
+from deployments.generator.fingerprint import (
+    content_digest,
+    model_folder,
+    system_fingerprint,
+    versions_of,
+)
 from tests.deployments.tiny_folder import spec
 
 CPU = torch.device("cpu")
@@ -80,21 +85,24 @@ def test_a_folder_is_its_own_source(folder: Path) -> None:
     assert model_folder(spec(folder)) == folder
 
 
+def fingerprint(model: ModelSpec, content: str = "c") -> str:
+    return system_fingerprint(content, versions_of(model, CPU))
+
+
 def test_replicas_of_one_configuration_have_one_fingerprint() -> None:
-    name = system_fingerprint(spec("m"), "c", CPU)
-    assert name == system_fingerprint(spec("m"), "c", CPU)
+    name = fingerprint(spec("m"))
+    assert name == fingerprint(spec("m"))
     assert len(name) == len("fp_0123456789")
 
 
 @pytest.mark.parametrize("changed", [spec("m", dtype="bfloat16"), spec("m", quantization="int8")])
 def test_settings_that_change_the_texts_change_the_fingerprint(changed: ModelSpec) -> None:
-    assert system_fingerprint(changed, "c", CPU) != system_fingerprint(spec("m"), "c", CPU)
+    assert fingerprint(changed) != fingerprint(spec("m"))
 
 
 def test_other_files_change_the_fingerprint() -> None:
-    assert system_fingerprint(spec("m"), "d", CPU) != system_fingerprint(spec("m"), "c", CPU)
+    assert fingerprint(spec("m"), "d") != fingerprint(spec("m"))
 
 
 def test_the_folders_name_and_settings_of_speed_do_not_change_it() -> None:
-    expected = system_fingerprint(spec("m"), "c", CPU)
-    assert system_fingerprint(spec("n", num_threads=3), "c", CPU) == expected
+    assert fingerprint(spec("n", num_threads=3)) == fingerprint(spec("m"))

@@ -9,7 +9,7 @@ from ray.serve.api import RunTarget
 from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.device.device import MemoryDevice
 from deployments.plan.memory_budget import HEADROOM
-from deployments.plan.replica_plan import ReplicaPlan
+from deployments.plan.replica_report import MemoryPlan
 from deployments.text_generator import TextGenerator
 from serve_app.sharing import to_spec
 
@@ -43,7 +43,7 @@ def open_fake_gpu(spec: ModelSpec) -> MemoryDevice:
 class Report:
     """A replica's memory plan and placement."""
 
-    plan: ReplicaPlan
+    memory: MemoryPlan
     shares: list[float]
     gpu_ids: list[str]
 
@@ -59,7 +59,7 @@ class ReportingGenerator(TextGenerator):
         device = self._device
         assert isinstance(device, FakeGpu)
         gpu_ids = context.get_accelerator_ids()["GPU"]
-        return Report(self.plan, device.shares, gpu_ids)
+        return Report(self._facts.memory, device.shares, gpu_ids)
 
 
 def deployed(model: ModelConfig, share: float, num_replicas: int) -> RunTarget:
@@ -95,8 +95,8 @@ def test_two_halves_share_a_gpu_and_plan_with_half_and_a_whole_one_has_its_own(
     assert len(other.gpu_ids) == 1
     assert first.shares == second.shares == [0.5]
     assert other.shares == [1]
-    assert first.plan == second.plan
+    assert first.memory == second.memory
     for report, share in ((first, 0.5), (other, 1)):
-        assert report.plan.kv.share_bytes == int(TOTAL_BYTES * share * (1 - HEADROOM))
-        assert report.plan.kv.kv_bytes <= TOTAL_BYTES * share
-    assert first.plan.kv.num_tokens > 2 * 4096
+        assert report.memory.usable_bytes == int(TOTAL_BYTES * share * (1 - HEADROOM))
+        assert report.memory.kv_bytes <= TOTAL_BYTES * share
+    assert first.memory.num_kv_tokens > 2 * 4096

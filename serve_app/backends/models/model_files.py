@@ -15,7 +15,7 @@ from deployments.contract.descriptions import ModelDescription, PoolerDescriptio
 from deployments.contract.errors import ReplicaUnavailableError
 from deployments.contract.model_spec import ModelSpec
 
-GENERATOR = "deployments.generator.description"
+GENERATOR = "deployments.file_description"
 POOLER = "deployments.pooler_description"
 
 LOADERS: Final = {

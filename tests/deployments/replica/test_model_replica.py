@@ -13,7 +13,7 @@ from deployments.contract.telemetry.metric_store import MetricStore
 from deployments.contract.telemetry.metric_table import ANY_REPLICA
 from deployments.device.device import CpuDevice, MemoryDevice
 from deployments.plan.memory_budget import DeviceMemoryError
-from deployments.plan.replica_plan import DeviceMemory, ReplicaPlan, plan_replica
+from deployments.plan.replica_plan import DeviceMemory, plan_replica
 from deployments.plan.replica_report import MemoryPlan, ReplicaState, WorkCounts
 from deployments.replica import model_replica
 from deployments.replica.metrics import MemoryMetrics
@@ -22,11 +22,14 @@ from tests.deployments.tiny_folder import spec
 from tests.hub_configs import shape_of
 
 PLAN = plan_replica(spec("m"), shape_of("qwen2.5-7b-instruct"), DeviceMemory(48 * 2**30))
+MEMORY = MemoryPlan.of(PLAN)
 
 
 @dataclass(frozen=True)
 class FakeModel:
-    plan: ReplicaPlan = PLAN
+    memory: MemoryPlan = MEMORY
+    num_parameters: int = 7
+    dtype: str = "bfloat16"
     num_threads: int = 3
     summary: str = "a fake model"
 
@@ -53,7 +56,7 @@ class Replica(ModelReplica):
 
     def _start(self) -> None:
         self.num_starts += 1
-        self._placed = FakeModel()
+        self._facts = FakeModel()
 
     def _stop(self) -> None:
         self.num_stops += 1
@@ -182,7 +185,7 @@ async def test_a_replica_reports_where_it_runs_and_what_it_does() -> None:
     assert (report.replica_id, report.node) == (replica._replica_id, "127.0.0.1")
     assert (report.process_id, report.share) == (os.getpid(), 0.5)
     assert report.device.startswith("CPU of")
-    assert (report.plan, report.work) == (MemoryPlan.of(PLAN), WorkCounts(1, 2))
+    assert (report.plan, report.work) == (MEMORY, WorkCounts(1, 2))
     assert report.plan.usable_bytes == PLAN.kv.share_bytes > report.plan.kv_bytes > 0
     assert report.state is ReplicaState.HEALTHY
     assert report.state_unix_s == report.ready_unix_s

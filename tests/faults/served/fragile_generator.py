@@ -21,6 +21,7 @@ from deployments.contract.generation import GenerationEvent, GenerationRequest
 from deployments.contract.output import TextDelta
 from deployments.engine.engine import Engine
 from deployments.engine.invariants import InvariantError
+from deployments.generator.placed_engine import PlacedEngine
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from deployments.text_generator import TextGenerator
 from tests.faults.served.replicas import FOLDER, RELEASED
@@ -50,9 +51,9 @@ class FragileGenerator(TextGenerator):
         self._folder = Path(os.environ[FOLDER])
         self._num_resumed: dict[str, int] = {}
         super()._start()
-        loaded = self._placed.loaded
+        facts = self._facts
         self._encoder = FragileEncoder(
-            loaded.tokenizer, loaded.processor, self._spec.entry.reasoning_parser
+            facts.tokenizer, facts.processor, self._spec.entry.reasoning_parser
         )
         self._is_over = threading.Event()
         threading.Thread(target=self._report, name="report", daemon=True).start()
@@ -61,8 +62,9 @@ class FragileGenerator(TextGenerator):
         self._is_over.set()
         super()._stop()
 
-    def _place(self) -> Engine:
-        engine = super()._place()
+    def _place(self) -> PlacedEngine:
+        placed = super()._place()
+        engine = placed.engine
         step, num_steps = engine.step, 0
         num_tokens: dict[str, int] = {}
 
@@ -88,7 +90,7 @@ class FragileGenerator(TextGenerator):
             return deltas
 
         engine.step = fragile_step  # type: ignore[method-assign] # a fault
-        return engine
+        return placed
 
     def _is_slow(self, name: str) -> bool:
         if held := _HELD.match(name):

@@ -4,9 +4,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from deployments.contract.descriptions import ModelDescription
 from deployments.contract.model_spec import ModelSpec
 from deployments.engine.model.loader import load_model
-from deployments.generator.description import describe_files, describe_model
+from deployments.file_description import describe_files
+from deployments.generator.description import describe_model
 from deployments.generator.prompt_encoder import PromptEncoder
 from tests.deployments.tiny_folder import spec
 
@@ -19,11 +21,12 @@ def test_the_root_is_the_hub_repository_and_never_a_path() -> None:
     assert spec("/srv/models/tiny", id="m").root == "m"
 
 
-def described_by_a_replica(model: ModelSpec) -> object:
+def described_by_a_replica(model: ModelSpec) -> ModelDescription:
     entry, cpu = model.entry, torch.device("cpu")
     loaded = load_model(model.source, revision=None, dtype=entry.dtype, device=cpu)
     encoder = PromptEncoder(loaded.tokenizer, loaded.processor, entry.reasoning_parser)
-    described = describe_model(model, loaded, MAX_MODEL_LEN, encoder, "fp")
+    generation = loaded.model.generation_config
+    described = describe_model(model, loaded.tokenizer, generation, MAX_MODEL_LEN, encoder, "fp")
     return replace(described, system_fingerprint=None, created=0)
 
 
