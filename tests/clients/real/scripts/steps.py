@@ -9,7 +9,8 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urljoin
 from urllib.request import urlopen
@@ -45,7 +46,32 @@ def _failure(step: Callable[[], Any]) -> str | None:
     return None
 
 
-def run(*steps: Callable[[], Any]) -> None:
-    """Run the steps; print each one's traceback, or null, as the last line of the output."""
+def _is_step(value: object) -> bool:
+    """Whether this is a public function of the script that takes nothing and returns nothing."""
+    if not inspect.isfunction(value) or value.__module__ != "__main__":
+        return False
+    signature = inspect.signature(value)
+    is_public = not value.__name__.startswith("_")
+    return is_public and not signature.parameters and signature.return_annotation is None
+
+
+def run(script: dict[str, Any]) -> None:
+    """Run a script's steps in their order, given all of its names.
+
+    Print each one's traceback, or null, as the last line of the output.
+    """
+    steps = [value for value in script.values() if _is_step(value)]
     failures = {step.__name__: _failure(step) for step in steps}
     sys.stdout.write("\n" + json.dumps(failures) + "\n")
+
+
+@contextmanager
+def refused(error: type[Exception], *words: str) -> Iterator[None]:
+    """Fail unless the client raises this error, whose classes, code or message say these words."""
+    try:
+        yield
+    except error as raised:
+        told = f"{type(raised).__mro__} {getattr(raised, 'code', None)} {raised}"
+        assert all(word.lower() in told.lower() for word in words), told
+        return
+    raise AssertionError("the client got an answer")

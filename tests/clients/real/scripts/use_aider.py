@@ -105,4 +105,4 @@ def too_long() -> None:
     assert "context window" in told, told
 
 
-run(ask, unstreamed, whole, diff, architect, commit, effort, too_long)
+run(globals())

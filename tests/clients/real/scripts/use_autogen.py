@@ -59,4 +59,4 @@ async def tool_then_user() -> None:
     assert (await made.run(task=QUESTION)).messages
 
 
-run(round_robin, round_robin_of_tasks, tool_then_user)
+run(globals())

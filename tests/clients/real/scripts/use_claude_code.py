@@ -35,4 +35,4 @@ def question() -> None:
     assert told["result"], told
 
 
-run(question)
+run(globals())

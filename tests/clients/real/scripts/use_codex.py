@@ -53,4 +53,4 @@ def too_long() -> None:
     assert "context window" in events[-1]["error"]["message"], events
 
 
-run(question, too_long)
+run(globals())

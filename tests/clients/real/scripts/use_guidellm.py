@@ -46,4 +46,4 @@ def completions() -> None:
     benchmark("/v1/completions")
 
 
-run(chat, completions)
+run(globals())

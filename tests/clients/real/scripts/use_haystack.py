@@ -9,7 +9,7 @@ from haystack.tools import tool
 from haystack.utils import Secret
 from openai import BadRequestError
 from pydantic import BaseModel
-from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, run
+from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, refused, run
 
 
 class Weather(BaseModel):
@@ -72,12 +72,8 @@ def large_max_tokens() -> None:
 
 
 def too_long() -> None:
-    try:
+    with refused(BadRequestError, "maximum context length"):
         ask(ChatMessage.from_user(TOO_LONG))
-    except BadRequestError as error:
-        assert "maximum context length" in str(error)
-        return
-    raise AssertionError("haystack took the prompt")
 
 
-run(stream, second_turn, tools, structured_output, image, large_max_tokens, too_long)
+run(globals())

@@ -53,4 +53,4 @@ def assistant_first() -> None:
     assert told["messages"][-1].content
 
 
-run(human_after_tool, later_system, assistant_first)
+run(globals())

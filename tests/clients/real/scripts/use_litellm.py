@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import litellm
 from pydantic import BaseModel
-from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, run
+from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, refused, run
 
 SERVER: dict[str, Any] = {
     "model": f"openai/{MODEL}",
@@ -112,11 +112,8 @@ def large_max_tokens() -> None:
 
 
 def too_long() -> None:
-    try:
+    with refused(litellm.ContextWindowExceededError):
         litellm.completion(**SERVER, messages=question(TOO_LONG))
-    except litellm.ContextWindowExceededError:
-        return
-    raise AssertionError("litellm took the prompt")
 
 
 def models() -> None:
@@ -129,14 +126,4 @@ def models() -> None:
     assert any(name.endswith(MODEL) for name in found), found
 
 
-run(
-    stream,
-    second_turn,
-    tools,
-    tool_call_cut_by_max_tokens,
-    structured_output,
-    image,
-    large_max_tokens,
-    too_long,
-    models,
-)
+run(globals())

@@ -8,7 +8,7 @@ from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock
 from llama_index.llms.openai_like import OpenAILike
 from openai import BadRequestError
 from pydantic import BaseModel
-from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, run
+from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, refused, run
 
 
 class Weather(BaseModel):
@@ -99,24 +99,8 @@ def large_max_tokens() -> None:
 
 
 def too_long() -> None:
-    try:
+    with refused(BadRequestError, "maximum context length"):
         model().chat([question(TOO_LONG)])
-    except BadRequestError as error:
-        assert "maximum context length" in str(error)
-        return
-    raise AssertionError("llama-index took the prompt")
 
 
-run(
-    stream,
-    second_turn,
-    completion,
-    text_completion,
-    tools,
-    streamed_tools,
-    structured_output_by_tools,
-    structured_output_by_json_schema,
-    image,
-    large_max_tokens,
-    too_long,
-)
+run(globals())

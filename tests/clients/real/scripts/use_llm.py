@@ -7,7 +7,7 @@ from typing import Literal
 
 import llm
 from pydantic import BaseModel
-from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, run
+from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, refused, run
 
 (llm.user_dir() / "extra-openai-models.yaml").write_text(f"""\
 - model_id: {MODEL}
@@ -86,22 +86,8 @@ def large_max_tokens() -> None:
 
 
 def too_long() -> None:
-    try:
+    with refused(AssertionError, "maximum context length"):
         command("-m", MODEL, TOO_LONG)
-    except AssertionError as error:
-        assert "maximum context length" in str(error)
-        return
-    raise AssertionError("llm took the prompt")
 
 
-run(
-    stream,
-    second_turn,
-    tools,
-    unstreamed_tools,
-    structured_output,
-    terse_schema,
-    image,
-    large_max_tokens,
-    too_long,
-)
+run(globals())

@@ -98,4 +98,4 @@ def several_at_once() -> None:
     assert unlikely[0] < likely[0] < 0
 
 
-run(multiple_choice, rolling, generate_until, several_at_once)
+run(globals())

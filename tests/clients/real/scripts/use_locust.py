@@ -54,4 +54,4 @@ def load() -> None:
     assert int(total["Request Count"]) == 6, total
 
 
-run(load)
+run(globals())

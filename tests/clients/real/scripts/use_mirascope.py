@@ -6,7 +6,7 @@ from urllib.parse import urljoin
 
 from mirascope import llm
 from pydantic import BaseModel
-from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, run
+from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, refused, run
 
 llm.register_provider("openai", base_url=BASE_URL, api_key="none")
 llm.register_provider("anthropic", base_url=urljoin(BASE_URL, "/"), api_key="none")
@@ -108,27 +108,8 @@ def large_max_tokens() -> None:
 
 
 def too_long() -> None:
-    try:
+    with refused(llm.BadRequestError, "maximum context length"):
         model(CHAT).call(TOO_LONG)
-    except llm.BadRequestError as error:
-        assert "maximum context length" in str(error)
-        return
-    raise AssertionError("mirascope took the prompt")
 
 
-run(
-    stream,
-    second_turn,
-    tools,
-    streamed_tools,
-    structured_output,
-    image,
-    thinking_by_responses,
-    thinking_by_messages,
-    tools_by_responses,
-    tools_by_messages,
-    schema_by_responses,
-    schema_by_messages,
-    large_max_tokens,
-    too_long,
-)
+run(globals())

@@ -13,7 +13,7 @@ from agents import (
 )
 from openai import AsyncOpenAI, BadRequestError
 from pydantic import BaseModel
-from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, run
+from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, refused, run
 
 set_tracing_disabled(True)
 
@@ -117,26 +117,8 @@ async def large_max_tokens() -> None:
 
 
 async def too_long() -> None:
-    try:
+    with refused(BadRequestError, "context_length_exceeded", "maximum context length"):
         await Runner.run(agent(), TOO_LONG)
-    except BadRequestError as error:
-        assert error.code == "context_length_exceeded"
-        assert "maximum context length" in str(error)
-        return
-    raise AssertionError("the agent took the prompt")
 
 
-run(
-    stream,
-    second_turn,
-    tools,
-    streamed_tools,
-    responses,
-    responses_tools,
-    responses_output_type,
-    handoff,
-    structured_output,
-    image,
-    large_max_tokens,
-    too_long,
-)
+run(globals())

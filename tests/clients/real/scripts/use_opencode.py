@@ -41,4 +41,4 @@ def question() -> None:
     assert any(event["type"] == "text" for event in events), events
 
 
-run(question)
+run(globals())

@@ -49,4 +49,4 @@ def evaluation() -> None:
     assert stats["successes"] == 2, stats
 
 
-run(evaluation)
+run(globals())

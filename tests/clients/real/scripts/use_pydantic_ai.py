@@ -8,7 +8,7 @@ from pydantic_ai import Agent, BinaryContent, NativeOutput
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
-from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, run
+from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, refused, run
 
 
 class Weather(BaseModel):
@@ -72,23 +72,8 @@ async def large_max_tokens() -> None:
 
 
 async def too_long() -> None:
-    try:
+    with refused(ModelHTTPError, "status_code: 400", "maximum context length"):
         await agent().run(TOO_LONG)
-    except ModelHTTPError as error:
-        assert error.status_code == 400
-        assert "maximum context length" in str(error)
-        return
-    raise AssertionError("pydantic-ai took the prompt")
 
 
-run(
-    stream,
-    second_turn,
-    tools,
-    streamed_tools,
-    structured_output_by_tools,
-    structured_output_by_json_schema,
-    image,
-    large_max_tokens,
-    too_long,
-)
+run(globals())

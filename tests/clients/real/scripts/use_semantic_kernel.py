@@ -13,7 +13,7 @@ from semantic_kernel.connectors.ai.open_ai import (
 from semantic_kernel.contents import ChatHistory, ChatMessageContent, ImageContent, TextContent
 from semantic_kernel.exceptions import ServiceException
 from semantic_kernel.functions import kernel_function
-from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, run
+from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, refused, run
 
 
 class Answer(BaseModel):
@@ -114,22 +114,8 @@ async def large_max_tokens() -> None:
 
 
 async def too_long() -> None:
-    try:
+    with refused(ServiceException, "maximum context length"):
         await service().get_chat_message_content(history(TOO_LONG), settings())
-    except ServiceException as error:
-        assert "maximum context length" in str(error)
-        return
-    raise AssertionError("semantic-kernel took the prompt")
 
 
-run(
-    stream,
-    second_turn,
-    tools,
-    streamed_tools,
-    tool_call_cut_by_max_tokens,
-    structured_output,
-    image,
-    large_max_tokens,
-    too_long,
-)
+run(globals())

@@ -8,7 +8,7 @@ from openai import BadRequestError
 from PIL import Image
 from smolagents import CodeAgent, OpenAIModel, ToolCallingAgent, tool
 from smolagents.memory import ActionStep
-from steps import ANSWER, BASE_URL, LONG, MODEL, QUESTION, RED_SQUARE, TOO_LONG, run
+from steps import ANSWER, BASE_URL, LONG, MODEL, QUESTION, RED_SQUARE, TOO_LONG, refused, run
 
 WEATHER = "What is the weather in Rome?"
 
@@ -96,25 +96,8 @@ def large_max_tokens() -> None:
 
 
 def too_long() -> None:
-    try:
+    with refused(BadRequestError, "context_length_exceeded", "maximum context length"):
         model()(said(TOO_LONG))
-    except BadRequestError as error:
-        assert error.code == "context_length_exceeded"
-        assert "maximum context length" in str(error)
-        return
-    raise AssertionError("smolagents took the prompt")
 
 
-run(
-    chat,
-    stream,
-    tools,
-    streamed_tools,
-    planning,
-    second_task,
-    code,
-    structured_code,
-    image,
-    large_max_tokens,
-    too_long,
-)
+run(globals())

@@ -50,4 +50,4 @@ def chat_with_the_first_model_of_the_server() -> None:
     bench("--backend", "openai-chat", "--endpoint", "/v1/chat/completions")
 
 
-run(completions, chat, chat_with_the_first_model_of_the_server)
+run(globals())
