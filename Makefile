@@ -42,10 +42,10 @@ $(STAMP): $(SERVING)
 serve: $(SERVING) ## serve the embedded models on http://127.0.0.1:8000 until Ctrl-C
 	@exec $(BIN)/raystream serve serve_config.yaml
 
-# Two processes: the tests of one mostly wait for Ray, so the other computes meanwhile. OpenMP's
-# threads would wait for each other by spinning, and take the time of the other process.
+# Three processes: the tests of one mostly wait for Ray, so the others compute meanwhile. OpenMP's
+# threads would wait for each other by spinning, and take the time of the other processes.
 test: $(STAMP) ## run all tests but those of `make soak`; TIMINGS=1 shows where the time goes
-	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --rerun-processes \
+	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -n 3 --no-loadscope-reorder --rerun-processes \
 		$(if $(TIMINGS),-p tests.timings --durations=0)
 
 quick: $(STAMP) ## run the tests that need no other program and no more than a second each

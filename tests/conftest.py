@@ -1,5 +1,6 @@
 import gc
 import os
+from typing import Final
 
 import pytest
 import torch
@@ -36,6 +37,8 @@ SERVING = (
     "tests/clients/served/",
 )
 """Folders whose tests mostly wait for a Ray, in their order: the last three share a server."""
+GIVING_WAY: Final = os.nice(0) + 5
+"""How nice the processes of other tests are to a Ray's, whose tests watch the clock."""
 LOADING = ("tests/clients/",)
 """Folders whose tests share models that take seconds to load; they, too, stay in one process."""
 
@@ -50,7 +53,7 @@ class ServingApart(LoadFileScheduling):  # type: ignore[misc] # xdist ships no t
     """Gives each process whole files, and all tests that need a Ray to the same process.
 
     Two Rays at once would starve each other on two cores. The tests of one wait most of the time,
-    so the other processes compute meanwhile.
+    so the other processes compute meanwhile, and give way to it.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -78,6 +81,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Serving
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     need_programs(item)
+    if "PYTEST_XDIST_WORKER" in os.environ and not item.nodeid.startswith(SERVING):
+        os.nice(GIVING_WAY - os.nice(0))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
