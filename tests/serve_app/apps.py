@@ -23,6 +23,16 @@ ALICE, BOB = "sk-of-alice-0000000", "sk-of-bob-000000000"
 JSON = {"content-type": "application/json"}
 
 
+class Client(httpx.AsyncClient):
+    """Asks an application in the tests' own process, which serves a fake as model `m`."""
+
+    def __init__(self, app: FastAPI, backend: FakeBackend) -> None:
+        """Keep the fake, whose answers a test sets and whose requests it sees."""
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        super().__init__(transport=transport, base_url="http://test")
+        self.backend = backend
+
+
 def key(name: str, secret: str, **limits: int) -> ApiKey:
     return ApiKey.model_validate({"name": name, "sha256": hash_key(secret), **limits})
 

@@ -1,6 +1,5 @@
 from collections.abc import AsyncIterator
 
-import httpx
 import httpx2
 import openai
 import pytest
@@ -8,6 +7,7 @@ from fastapi import FastAPI
 
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
+from tests.serve_app.apps import Client
 from tests.serve_app.fakes import FakeBackend, FakeClock
 
 
@@ -43,9 +43,8 @@ def app(config: AppConfig, backend: FakeBackend, clock: FakeClock) -> FastAPI:
 
 
 @pytest.fixture
-async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+async def client(app: FastAPI, backend: FakeBackend) -> AsyncIterator[Client]:
+    async with Client(app, backend) as client:
         yield client
 
 

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, announce, build_app
-from tests.serve_app.apps import client_of, make_app
+from tests.serve_app.apps import Client, client_of, make_app
 from tests.serve_app.fakes import FakeBackend
 
 CHECK = """
@@ -27,15 +27,15 @@ def test_the_ingress_imports_neither_torch_nor_transformers() -> None:
 
 
 async def test_models_are_asked_for_their_descriptions_when_the_application_starts(
-    app: FastAPI, backend: FakeBackend, client: httpx.AsyncClient
+    app: FastAPI, client: Client
 ) -> None:
-    backend.loaded = asyncio.Event()
+    client.backend.loaded = asyncio.Event()
     async with asyncio.timeout(30), app.router.lifespan_context(app):
-        while backend.num_describes == 0:  # noqa: ASYNC110 - its own task does it
+        while client.backend.num_describes == 0:  # noqa: ASYNC110 - its own task does it
             await asyncio.sleep(0)
-        backend.loaded.set()
+        client.backend.loaded.set()
         assert (await client.get("/health")).status_code == 200
-    assert backend.num_describes == 1
+    assert client.backend.num_describes == 1
 
 
 async def test_connections_are_closed_when_the_application_ends(config: AppConfig) -> None:

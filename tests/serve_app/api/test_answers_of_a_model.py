@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from fastapi import FastAPI
@@ -22,7 +21,7 @@ from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.local_handle import local_backend
 from tests.deployments.tiny_folder import save_text_model
-from tests.serve_app.apps import CHAT, client_of, question
+from tests.serve_app.apps import CHAT, Client, client_of, question
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.local_replica import local_generator
 from tests.serve_app.sse_decoder import events_of, stream_events
@@ -98,7 +97,7 @@ async def test_the_first_of_several_answers_equals_a_single_one_and_all_have_log
     assert [streamed[index] for index in range(3)] == texts
 
 
-async def test_text_generation_counts_tokens_exactly(client: httpx.AsyncClient) -> None:
+async def test_text_generation_counts_tokens_exactly(client: Client) -> None:
     body = {"prompt": "abc", "max_tokens": 25, "seed": 3, "ignore_eos": True}
     *events, done = await stream_events(client, "/text-generation", body)
     assert done == "[DONE]"
@@ -119,9 +118,7 @@ def has_text(call: AsgiCall) -> bool:
     return b'"content":' in call.body
 
 
-async def test_clients_that_leave_do_not_affect_others(
-    app: FastAPI, client: httpx.AsyncClient
-) -> None:
+async def test_clients_that_leave_do_not_affect_others(app: FastAPI, client: Client) -> None:
     async def answer() -> str:
         text: str = (await client.post("/text-generation", json=SAME)).json()["response"]
         return text

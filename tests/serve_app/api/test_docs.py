@@ -19,7 +19,7 @@ from serve_app.config import AppConfig
 from serve_app.http.warning_header import WARNING_HEADER
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import Offenders
-from tests.serve_app.apps import client_of
+from tests.serve_app.apps import Client, client_of
 from tests.serve_app.fake_pooler import FakeClassifier, FakeCrossEncoder, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend, FakeClock, Step
 from tests.serve_app.sse_decoder import events_of
@@ -120,7 +120,7 @@ def test_what_is_not_json_is_documented_as_what_it_is(
 
 
 async def test_an_answer_is_what_the_document_says(
-    client: httpx.AsyncClient, document: dict[str, Any]
+    client: Client, document: dict[str, Any]
 ) -> None:
     with Offenders() as offenders:
         for path in (*POSTS, *GETS):
@@ -142,10 +142,10 @@ def test_every_error_of_the_deployments_is_documented(document: dict[str, Any]) 
 
 @pytest.mark.parametrize("status", [400, 404, 415, 500, 503])
 async def test_an_error_is_what_the_document_says(
-    client: httpx.AsyncClient, backend: FakeBackend, document: dict[str, Any], status: int
+    client: Client, document: dict[str, Any], status: int
 ) -> None:
     path = "/v1/completions"
-    backend.refusal = {500: RaystreamError("no"), 503: OverloadedError("no")}.get(status)
+    client.backend.refusal = {500: RaystreamError("no"), 503: OverloadedError("no")}.get(status)
     body = {"model": "x" if status == 404 else "m", "prompt": None if status == 400 else "a"}
     kind = "text/plain" if status == 415 else "application/json"
     answer = await client.post(path, json=body, headers={"content-type": kind})
@@ -170,7 +170,7 @@ def examples(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 async def test_every_example_succeeds_as_it_stands(
-    client: httpx.AsyncClient, document: dict[str, Any]
+    client: Client, document: dict[str, Any]
 ) -> None:
     found = examples(document)
     assert {path for path, _ in found} == set(POSTS)
@@ -197,7 +197,7 @@ def test_the_first_example_of_an_answer_in_text_streams(document: dict[str, Any]
 
 
 async def test_a_parameter_of_a_path_has_a_served_model_as_its_example(
-    client: httpx.AsyncClient, document: dict[str, Any]
+    client: Client, document: dict[str, Any]
 ) -> None:
     (parameter,) = document["paths"]["/v1/models/{model_id}"]["get"]["parameters"]
     answer = await client.get(f"/v1/models/{parameter['example']}")
@@ -253,7 +253,7 @@ def test_a_body_names_the_models_of_its_task(document: dict[str, Any]) -> None:
     assert [kind.get("enum") for kind in kinds] == [["m"], None]
 
 
-async def test_the_document_is_made_once(client: httpx.AsyncClient) -> None:
+async def test_the_document_is_made_once(client: Client) -> None:
     assert (await openapi(client)) == (await openapi(client))
 
 
@@ -270,13 +270,13 @@ def told(token_id: int) -> TokenLogprobs:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/text-generation"])
 async def test_every_event_is_what_the_document_says(
-    client: httpx.AsyncClient, backend: FakeBackend, document: dict[str, Any], path: str
+    client: Client, document: dict[str, Any], path: str
 ) -> None:
     broken: list[Step] = [
         [TextDelta((1,), "a", logprobs=(told(1),))],
         GenerationFailedError("gone"),
     ]
-    backend.scripts = [[*broken[:1], [TextDelta((2,), "b", FinishReason.STOP)]], broken]
+    client.backend.scripts = [[*broken[:1], [TextDelta((2,), "b", FinishReason.STOP)]], broken]
     schema = event_schema(document, path)
     options = {"include_usage": True, "continuous_usage_stats": True}
     asked = {} if path == "/text-generation" else {"stream_options": options}
@@ -323,7 +323,7 @@ async def test_reasoning_and_calls_are_what_the_document_says(
     assert choice["finish_reason"] == "tool_calls"
 
 
-async def test_the_page_loads_nothing_from_elsewhere(client: httpx.AsyncClient) -> None:
+async def test_the_page_loads_nothing_from_elsewhere(client: Client) -> None:
     page = await client.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
     loaded = re.findall(r'(?:src|href)="([^"]*)"', page.text)
@@ -335,9 +335,7 @@ async def test_the_page_loads_nothing_from_elsewhere(client: httpx.AsyncClient) 
         assert answer.content
 
 
-async def test_the_page_s_policy_forbids_inline_scripts_and_foreign_sources(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_the_page_s_policy_forbids_inline_scripts_and_foreign_sources(client: Client) -> None:
     page = await client.get("/docs")
     policy = dict(
         part.strip().split(" ", 1) for part in page.headers["content-security-policy"].split(";")
@@ -351,23 +349,19 @@ async def test_the_page_s_policy_forbids_inline_scripts_and_foreign_sources(
     assert " style=" not in page.text
 
 
-async def test_the_script_loads_our_document(
-    client: httpx.AsyncClient, document: dict[str, Any]
-) -> None:
+async def test_the_script_loads_our_document(client: Client, document: dict[str, Any]) -> None:
     script = (await client.get("/docs/start.js")).text
     assert 'url: "openapi.json"' in script
     assert document["openapi"].startswith("3.1")
 
 
 @pytest.mark.parametrize("path", ["/docs/nothing.js", "/docs/../config.py", "/docs/%2e%2e/docs.py"])
-async def test_nothing_else_is_served_beside_the_page(client: httpx.AsyncClient, path: str) -> None:
+async def test_nothing_else_is_served_beside_the_page(client: Client, path: str) -> None:
     answer = await client.get(path)
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "not_found"
 
 
-async def test_a_wrong_method_beside_the_page_names_the_right_ones(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_a_wrong_method_beside_the_page_names_the_right_ones(client: Client) -> None:
     answer = await client.post("/docs/start.js")
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")

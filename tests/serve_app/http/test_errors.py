@@ -19,6 +19,7 @@ from deployments.contract.errors import (
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import Offenders
+from tests.serve_app.apps import Client
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -39,14 +40,12 @@ REFUSALS_1: list[tuple[RaystreamError, int, str, str]] = [
 ]
 
 
-async def test_each_refusal_has_its_status_type_and_code(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_each_refusal_has_its_status_type_and_code(client: Client) -> None:
     with Offenders() as offenders:
         for stream in (False, True):
             for error, status, type_, code in REFUSALS_1:
                 with offenders.case(stream, error, status, type_, code):
-                    backend.refusal = error
+                    client.backend.refusal = error
                     answer = await client.post(CHAT, json={**HI, "stream": stream})
                     assert answer.status_code == status
                     told = {"message": "p: no", "type": type_, "param": "p", "code": code}
@@ -61,9 +60,9 @@ async def test_each_refusal_has_its_status_type_and_code(
 @pytest.mark.parametrize("lost", [ReplicaUnavailableError("gone"), GenerationAbortedError("gone")])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_model_without_a_replica_in_time_has_a_retry_after(
-    client: httpx.AsyncClient, backend: FakeBackend, lost: RaystreamError, stream: bool
+    client: Client, lost: RaystreamError, stream: bool
 ) -> None:
-    backend.refusal = lost
+    client.backend.refusal = lost
     answer = await client.post(CHAT, json={**HI, "stream": stream})
     assert answer.status_code == 503
     error = answer.json()["error"]
@@ -73,10 +72,8 @@ async def test_a_model_without_a_replica_in_time_has_a_retry_after(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_overload_has_a_retry_after(
-    client: httpx.AsyncClient, backend: FakeBackend, stream: bool
-) -> None:
-    backend.refusal = OverloadedError("no", None, 17)
+async def test_an_overload_has_a_retry_after(client: Client, stream: bool) -> None:
+    client.backend.refusal = OverloadedError("no", None, 17)
     answer = await client.post(CHAT, json={**HI, "stream": stream})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "17")
 
@@ -102,9 +99,7 @@ NOT_JSON_1: list[tuple[bytes, str]] = [
 ]
 
 
-async def test_a_body_that_is_not_json_is_refused_with_the_reason(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_a_body_that_is_not_json_is_refused_with_the_reason(client: Client) -> None:
     with Offenders() as offenders:
         for path in (CHAT, "/text-generation"):
             for body, hint in NOT_JSON_1:
@@ -116,7 +111,7 @@ async def test_a_body_that_is_not_json_is_refused_with_the_reason(
                     assert hint in answer.json()["error"]["message"]
 
 
-async def test_a_body_that_is_not_an_object_is_refused(client: httpx.AsyncClient) -> None:
+async def test_a_body_that_is_not_an_object_is_refused(client: Client) -> None:
     with Offenders() as offenders:
         for body in (b"[]", b"1", b'"text"', b"null"):
             with offenders.case(body):
@@ -127,13 +122,13 @@ async def test_a_body_that_is_not_an_object_is_refused(client: httpx.AsyncClient
                 assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_a_body_of_another_type_is_refused(client: httpx.AsyncClient) -> None:
+async def test_a_body_of_another_type_is_refused(client: Client) -> None:
     answer = await client.post(CHAT, data={"model": "m"})
     assert answer.status_code == 415
     assert "application/json" in answer.json()["error"]["message"]
 
 
-async def test_a_compressed_body_is_refused(client: httpx.AsyncClient) -> None:
+async def test_a_compressed_body_is_refused(client: Client) -> None:
     body = json.dumps(HI).encode()
     for encoding in ("gzip", "br, gzip"):
         headers = {"content-type": "application/json", "content-encoding": encoding}
@@ -153,32 +148,28 @@ async def test_a_compressed_body_is_refused(client: httpx.AsyncClient) -> None:
     ],
 )
 async def test_an_error_quotes_only_a_little_of_the_request(
-    client: httpx.AsyncClient, body: dict[str, object]
+    client: Client, body: dict[str, object]
 ) -> None:
     answer = await client.post(CHAT, json=body)
     assert answer.status_code in (400, 404)
     assert len(answer.content) < 2000
 
 
-async def test_an_unknown_route_is_a_404_in_json(client: httpx.AsyncClient) -> None:
+async def test_an_unknown_route_is_a_404_in_json(client: Client) -> None:
     answer = await client.get("/v2/nothing")
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "not_found"
 
 
-async def test_a_wrong_method_is_a_405_in_json_that_names_the_right_one(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_a_wrong_method_is_a_405_in_json_that_names_the_right_one(client: Client) -> None:
     answer = await client.get(CHAT)
     assert answer.status_code == 405
     assert answer.headers["allow"] == "POST"
     assert answer.json()["error"]["code"] == "method_not_allowed"
 
 
-async def test_a_bug_of_ours_reveals_no_internals(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.refusal = ZeroDivisionError("secret")
+async def test_a_bug_of_ours_reveals_no_internals(client: Client) -> None:
+    client.backend.refusal = ZeroDivisionError("secret")
     answer = await client.post(CHAT, json=HI, headers={"x-request-id": "mine"})
     assert answer.status_code == 500
     assert "secret" not in answer.text
@@ -250,7 +241,7 @@ PATHS: list[tuple[object, str]] = [
 ]
 
 
-async def test_the_error_names_the_path_of_the_field(client: httpx.AsyncClient) -> None:
+async def test_the_error_names_the_path_of_the_field(client: Client) -> None:
     with Offenders() as offenders:
         for messages, param in PATHS:
             with offenders.case(messages, param):
@@ -273,7 +264,7 @@ UNIONS: list[tuple[object, str]] = [
 ]
 
 
-async def test_the_path_does_not_contain_names_of_union_members(client: httpx.AsyncClient) -> None:
+async def test_the_path_does_not_contain_names_of_union_members(client: Client) -> None:
     with Offenders() as offenders:
         for format_, param in UNIONS:
             with offenders.case(format_, param):
@@ -284,11 +275,11 @@ async def test_the_path_does_not_contain_names_of_union_members(client: httpx.As
 
 @pytest.mark.parametrize("number", ["2.0", "2e0", "20e-1"])
 async def test_an_integer_may_be_written_with_a_fraction_or_an_exponent(
-    client: httpx.AsyncClient, backend: FakeBackend, number: str
+    client: Client, number: str
 ) -> None:
     body = f'{{"model": "m", "prompt": "a", "max_tokens": {number}, "temperature": {number}}}'
     headers = {"content-type": "application/json"}
     assert (await client.post("/v1/completions", content=body, headers=headers)).status_code == 200
-    sampling = backend.requests[0].sampling
+    sampling = client.backend.requests[0].sampling
     assert (sampling.max_tokens, sampling.temperature) == (2, 2)
     assert isinstance(sampling.max_tokens, int)

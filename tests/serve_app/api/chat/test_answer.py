@@ -14,6 +14,7 @@ from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, T
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import Offenders
+from tests.serve_app.apps import Client
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.sse_decoder import events_of
 
@@ -73,7 +74,7 @@ def put_together(choices: list[dict[str, Any]]) -> tuple[str, list[tuple[str, st
     return text, [(name, arguments) for name, arguments in calls.values()]
 
 
-async def test_calls_are_separate_from_the_text(client: httpx.AsyncClient) -> None:
+async def test_calls_are_separate_from_the_text(client: Client) -> None:
     choice = await whole(client)
     message = choice["message"]
     assert choice["finish_reason"] == "tool_calls"
@@ -85,19 +86,15 @@ async def test_calls_are_separate_from_the_text(client: httpx.AsyncClient) -> No
     assert {c["type"] for c in message["tool_calls"]} == {"function"}
 
 
-async def test_the_content_is_null_if_the_model_only_calls(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.steps = script(TEXT.removeprefix("Let me look."))
+async def test_the_content_is_null_if_the_model_only_calls(client: Client) -> None:
+    client.backend.steps = script(TEXT.removeprefix("Let me look."))
     message = (await whole(client))["message"]
     assert message["content"] is None
     assert len(message["tool_calls"]) == 2
 
 
-async def test_an_answer_without_calls_is_the_same_without_tools(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.steps = HELLO
+async def test_an_answer_without_calls_is_the_same_without_tools(client: Client) -> None:
+    client.backend.steps = HELLO
     assert await whole(client) == await whole(client, tools=None)
     assert put_together(await chunks_of(client)) == ("Hello, world!", [])
     assert (await chunks_of(client))[-1]["finish_reason"] == "stop"
@@ -105,9 +102,9 @@ async def test_an_answer_without_calls_is_the_same_without_tools(
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 async def test_streamed_text_and_calls_are_those_of_the_whole_answer(
-    client: httpx.AsyncClient, backend: FakeBackend, size: int
+    client: Client, size: int
 ) -> None:
-    backend.steps = script(TEXT, size=size)
+    client.backend.steps = script(TEXT, size=size)
     choices = await chunks_of(client)
     assert put_together(choices) == ("Let me look.", CALLS)
     assert [c["finish_reason"] for c in choices] == [None] * (len(choices) - 1) + ["tool_calls"]
@@ -115,7 +112,7 @@ async def test_streamed_text_and_calls_are_those_of_the_whole_answer(
 
 
 async def test_a_call_s_first_delta_has_id_and_name_and_the_others_only_arguments(
-    client: httpx.AsyncClient,
+    client: Client,
 ) -> None:
     deltas = [c["delta"] for c in await chunks_of(client) if "tool_calls" in c["delta"]]
     assert all(len(delta["tool_calls"]) == 1 for delta in deltas)
@@ -151,13 +148,9 @@ CUT_TEXT = TEXT[: TEXT.index('Köln"}') + 2]
     ],
 )
 async def test_a_call_cut_by_the_length_keeps_the_arguments_that_arrived(
-    client: httpx.AsyncClient,
-    backend: FakeBackend,
-    text: str,
-    content: str,
-    calls: list[tuple[str, str]],
+    client: Client, text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
-    backend.steps = script(text, FinishReason.LENGTH)
+    client.backend.steps = script(text, FinishReason.LENGTH)
     choices = await chunks_of(client)
     assert choices[-1]["finish_reason"] == "length"
     assert put_together(choices) == (content, calls)
@@ -230,10 +223,8 @@ async def test_chosen_calls_that_the_length_cuts_never_become_text(
             assert len(choice["message"].get("tool_calls", [])) == len(calls)
 
 
-async def test_a_call_ended_by_a_stop_string_is_broken(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.steps = script(CUT_TEXT, FinishReason.STOP)
+async def test_a_call_ended_by_a_stop_string_is_broken(client: Client) -> None:
+    client.backend.steps = script(CUT_TEXT, FinishReason.STOP)
     choice = await whole(client)
     assert choice["finish_reason"] == "stop"
     assert choice["message"]["content"] == CUT_TEXT
@@ -241,11 +232,9 @@ async def test_a_call_ended_by_a_stop_string_is_broken(
     assert (await chunks_of(client))[-1]["finish_reason"] == "stop"
 
 
-async def test_a_broken_call_is_text_and_finishes_like_text(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_a_broken_call_is_text_and_finishes_like_text(client: Client) -> None:
     text = '<tool_call>\n{"name": "get_time", "arguments": {]}\n</tool_call>'
-    backend.steps = script(text, size=1)
+    client.backend.steps = script(text, size=1)
     choice = await whole(client)
     assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
     streamed = await chunks_of(client)
@@ -254,29 +243,25 @@ async def test_a_broken_call_is_text_and_finishes_like_text(
     assert (content, calls) == ("]}\n</tool_call>", [("get_time", "{")])
 
 
-async def test_without_parallel_calls_the_first_call_is_the_last(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_without_parallel_calls_the_first_call_is_the_last(client: Client) -> None:
     message = (await whole(client, parallel_tool_calls=False))["message"]
     assert len(message["tool_calls"]) == 1
     assert put_together(await chunks_of(client, parallel_tool_calls=False))[1] == CALLS[:1]
 
 
-async def test_only_the_named_function_is_called(client: httpx.AsyncClient) -> None:
+async def test_only_the_named_function_is_called(client: Client) -> None:
     choice = {"type": "function", "function": {"name": "get_time"}}
     calls = (await whole(client, tool_choice=choice))["message"]["tool_calls"]
     assert [call["function"]["name"] for call in calls] == ["get_time"]
 
 
-async def test_with_tool_choice_none_calls_are_text(client: httpx.AsyncClient) -> None:
+async def test_with_tool_choice_none_calls_are_text(client: Client) -> None:
     choice = await whole(client, tool_choice="none")
     assert (choice["message"]["content"], choice["finish_reason"]) == (TEXT, "stop")
 
 
-async def test_each_of_several_answers_has_its_own_calls(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.scripts = [script(TEXT), HELLO, script(TEXT, size=1), HELLO]
+async def test_each_of_several_answers_has_its_own_calls(client: Client) -> None:
+    client.backend.scripts = [script(TEXT), HELLO, script(TEXT, size=1), HELLO]
     answer = (await client.post(CHAT, json={**ASK, "n": 2})).json()
     assert [c["finish_reason"] for c in answer["choices"]] == ["tool_calls", "stop"]
     assert answer["usage"]["completion_tokens"] == len(script(TEXT)) + 5
@@ -285,16 +270,14 @@ async def test_each_of_several_answers_has_its_own_calls(
     assert told == [("Let me look.", CALLS), ("Hello, world!", [])]
 
 
-async def test_every_token_has_logprobs_also_those_of_calls(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_every_token_has_logprobs_also_those_of_calls(client: Client) -> None:
     steps = script(TEXT)
     for step in steps:
         assert isinstance(step, list)
         (delta,) = step
         entry = TokenLogprobs(TokenLogprob(delta.token_ids[0], delta.text.encode(), -0.5), ())
         step[0] = TextDelta(delta.token_ids, delta.text, delta.finish_reason, logprobs=(entry,))
-    backend.steps = steps
+    client.backend.steps = steps
     told = (await whole(client, logprobs=True))["logprobs"]["content"]
     chunks = await chunks_of(client, logprobs=True)
     streamed = [entry for c in chunks if c["logprobs"] for entry in c["logprobs"]["content"]]
@@ -303,22 +286,20 @@ async def test_every_token_has_logprobs_also_those_of_calls(
 
 
 async def test_mistral_s_mark_is_kept_in_the_text_and_its_ids_have_nine_letters(
-    config: Any, app: FastAPI, backend: FakeBackend, client: httpx.AsyncClient
+    config: Any, app: FastAPI, client: Client
 ) -> None:
     made = FakeBackend(
         script('[TOOL_CALLS] [{"name": "get_time", "arguments": {}}]'),
         tool_call_format="mistral",
         tool_call_token_ids=(("[TOOL_CALLS]", 5),),
     )
-    backend.description, backend.steps = made.description, made.steps
+    client.backend.description, client.backend.steps = made.description, made.steps
     message = (await whole(client))["message"]
     assert re.fullmatch("[a-zA-Z0-9]{9}", message["tool_calls"][0]["id"])
-    assert not backend.requests[0].sampling.skip_special_tokens
+    assert not client.backend.requests[0].sampling.skip_special_tokens
 
 
-async def test_the_results_of_tools_reach_the_replica(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_the_results_of_tools_reach_the_replica(client: Client) -> None:
     message = (await whole(client))["message"]
     first, second = (call["id"] for call in message["tool_calls"])
     messages = [
@@ -327,9 +308,9 @@ async def test_the_results_of_tools_reach_the_replica(
         {"role": "tool", "tool_call_id": first, "content": "rain"},
         {"role": "tool", "tool_call_id": second, "content": [{"type": "text", "text": "noon"}]},
     ]
-    backend.steps = HELLO
+    client.backend.steps = HELLO
     await whole(client, messages=messages)
-    assert backend.requests[-1].prompt == (
+    assert client.backend.requests[-1].prompt == (
         ChatMessage("user", (TextPart("Weather?"),)),
         ChatMessage(
             "assistant",
@@ -365,15 +346,13 @@ INCONSISTENT: list[tuple[list[Any], str]] = [
 ]
 
 
-async def test_inconsistent_messages_about_calls_are_refused_by_name(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_inconsistent_messages_about_calls_are_refused_by_name(client: Client) -> None:
     with Offenders() as offenders:
         for messages, param in INCONSISTENT:
             with offenders.case(messages, param):
                 answer = await client.post(CHAT, json={**ASK, "messages": messages})
                 assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-                assert not backend.requests
+                assert not client.backend.requests
 
 
 EARLIER: list[tuple[Any, str]] = [
@@ -389,25 +368,21 @@ EARLIER: list[tuple[Any, str]] = [
 ]
 
 
-async def test_an_earlier_call_s_arguments_are_taken_as_they_stand(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_an_earlier_call_s_arguments_are_taken_as_they_stand(client: Client) -> None:
     with Offenders() as offenders:
         for arguments, carried in EARLIER:
             with offenders.case(arguments, carried):
                 messages = [{**ASSISTANT, "tool_calls": [call(arguments)]}, RETURNED]
                 await whole(client, messages=messages)
-                prompt = backend.requests[-1].prompt
+                prompt = client.backend.requests[-1].prompt
                 assert isinstance(prompt[0], ChatMessage)
                 assert prompt[0].tool_calls == (ToolCall("c1", "get_time", carried),)
 
 
-async def test_empty_arguments_become_an_empty_object(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_empty_arguments_become_an_empty_object(client: Client) -> None:
     messages = [{**ASSISTANT, "tool_calls": [call("", index=0)]}, RETURNED]
     await whole(client, messages=messages)
-    prompt = backend.requests[0].prompt
+    prompt = client.backend.requests[0].prompt
     assert isinstance(prompt[0], ChatMessage)
     assert prompt[0].tool_calls == (ToolCall("c1", "get_time", "{}"),)
     assert prompt[0].parts == ()

@@ -13,6 +13,7 @@ from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, T
 from deployments.contract.sampling_params import ReasoningTokens
 from serve_app.http.warning_header import WARNING_HEADER
 from tests.offenders import Offenders
+from tests.serve_app.apps import Client
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.sse_decoder import events_of
 
@@ -75,7 +76,7 @@ def told_in(chunks: list[dict[str, Any]], field: str) -> str:
     return "".join(delta.get(field) or "" for delta in deltas)
 
 
-async def test_reasoning_is_separate_from_the_content(client: httpx.AsyncClient) -> None:
+async def test_reasoning_is_separate_from_the_content(client: Client) -> None:
     told = await whole(client)
     message = told["choices"][0]["message"]
     assert message["reasoning_content"] == "Hm.\nRain"
@@ -84,7 +85,7 @@ async def test_reasoning_is_separate_from_the_content(client: httpx.AsyncClient)
     assert told["usage"]["completion_tokens"] == 12
 
 
-async def test_streamed_reasoning_is_that_of_the_whole_answer(client: httpx.AsyncClient) -> None:
+async def test_streamed_reasoning_is_that_of_the_whole_answer(client: Client) -> None:
     chunks = await streamed(client, stream_options={"include_usage": True})
     assert told_in(chunks, "reasoning_content") == "Hm.\nRain"
     assert told_in(chunks, "content") == "It rains."
@@ -96,16 +97,16 @@ async def test_streamed_reasoning_is_that_of_the_whole_answer(client: httpx.Asyn
     assert order == sorted(order, reverse=True)
 
 
-async def test_an_answer_cut_anywhere_never_holds_a_mark(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_an_answer_cut_anywhere_never_holds_a_mark(client: Client) -> None:
     with Offenders() as offenders:
         for prompt in (PromptReasoning.OPEN, PromptReasoning.BEGUN):
             for end in range(1, len(MARKED) + len(ANSWER) + 1):
                 with offenders.case(prompt, end):
-                    backend.reasoning = prompt
+                    client.backend.reasoning = prompt
                     pieces = (*MARKED, *ANSWER)[prompt is PromptReasoning.BEGUN :][:end]
-                    backend.steps = without_logprobs(script(*pieces, finish=FinishReason.LENGTH))
+                    client.backend.steps = without_logprobs(
+                        script(*pieces, finish=FinishReason.LENGTH)
+                    )
                     told = await whole(client)
                     (choice,) = told["choices"]
                     reasoning = choice["message"].get("reasoning_content", "")
@@ -125,10 +126,8 @@ async def test_an_answer_cut_anywhere_never_holds_a_mark(
                     assert content is None or content or not reasoning
 
 
-async def test_an_answer_without_reasoning_has_no_field_for_it(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.steps = HELLO
+async def test_an_answer_without_reasoning_has_no_field_for_it(client: Client) -> None:
+    client.backend.steps = HELLO
     told = await whole(client)
     assert told["choices"][0]["message"] == {
         "role": "assistant",
@@ -139,10 +138,8 @@ async def test_an_answer_without_reasoning_has_no_field_for_it(
     assert told_in(await streamed(client), "content") == "Hello, world!"
 
 
-async def test_a_model_that_does_not_reason_keeps_marks_in_its_text(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.description = replace(backend.description, reasoning=None)
+async def test_a_model_that_does_not_reason_keeps_marks_in_its_text(client: Client) -> None:
+    client.backend.description = replace(client.backend.description, reasoning=None)
     told = await whole(client, include_reasoning=False)
     assert told["choices"][0]["message"]["content"] == "".join((*MARKED, *ANSWER))
     assert "completion_tokens_details" not in told["usage"]
@@ -150,7 +147,7 @@ async def test_a_model_that_does_not_reason_keeps_marks_in_its_text(
     assert "completion_tokens_details" not in chunks[-1]["usage"]
 
 
-async def test_the_client_may_leave_reasoning_out(client: httpx.AsyncClient) -> None:
+async def test_the_client_may_leave_reasoning_out(client: Client) -> None:
     told = await whole(client, include_reasoning=False)
     assert "reasoning_content" not in told["choices"][0]["message"]
     assert told["choices"][0]["message"]["content"] == "It rains."
@@ -160,11 +157,9 @@ async def test_the_client_may_leave_reasoning_out(client: httpx.AsyncClient) -> 
     assert told_in(chunks, "content") == "It rains."
 
 
-async def test_tools_are_called_after_the_reasoning_and_never_within_it(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_tools_are_called_after_the_reasoning_and_never_within_it(client: Client) -> None:
     pieces = ("<think>", "\nI write ", CALL, "\n", "</think>", "\n\n", CALL)
-    backend.steps = without_logprobs(script(*pieces))
+    client.backend.steps = without_logprobs(script(*pieces))
     (choice,) = (await whole(client, tools=TOOLS))["choices"]
     message = choice["message"]
     assert choice["finish_reason"] == "tool_calls"
@@ -182,16 +177,13 @@ async def test_tools_are_called_after_the_reasoning_and_never_within_it(
 @pytest.mark.parametrize("prompt", [PromptReasoning.OPEN, PromptReasoning.BEGUN])
 @pytest.mark.parametrize("include_reasoning", [True, False])
 async def test_every_token_that_the_client_gets_has_its_logprobs(
-    client: httpx.AsyncClient,
-    backend: FakeBackend,
-    include_reasoning: bool,
-    prompt: PromptReasoning,
+    client: Client, include_reasoning: bool, prompt: PromptReasoning
 ) -> None:
-    backend.reasoning = prompt
+    client.backend.reasoning = prompt
     reasoning = MARKED[prompt is PromptReasoning.BEGUN :]
     answer = ("\n\n", *ANSWER)
     assert reasoning[-1] == answer[0]
-    backend.steps = script(*reasoning, *ANSWER)
+    client.backend.steps = script(*reasoning, *ANSWER)
     fields = {"logprobs": True, "include_reasoning": include_reasoning}
     told = await whole(client, **fields)
     entries = told["choices"][0]["logprobs"]["content"]
@@ -205,10 +197,8 @@ async def test_every_token_that_the_client_gets_has_its_logprobs(
     assert details == {"reasoning_tokens": len(reasoning) - 1}
 
 
-async def test_hidden_reasoning_sends_no_chunks(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.steps = script(*MARKED[:-2], finish=FinishReason.LENGTH)
+async def test_hidden_reasoning_sends_no_chunks(client: Client) -> None:
+    client.backend.steps = script(*MARKED[:-2], finish=FinishReason.LENGTH)
     fields = {"logprobs": True, "include_reasoning": False}
     told = await whole(client, **fields)
     assert told["choices"][0]["logprobs"] == {"content": [], "refusal": None}
@@ -217,10 +207,8 @@ async def test_hidden_reasoning_sends_no_chunks(
     assert [chunk["logprobs"] for chunk in chunks] == [None, None]
 
 
-async def test_each_of_several_answers_has_its_own_reasoning(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.scripts = [without_logprobs(script(*MARKED, *ANSWER)), HELLO]
+async def test_each_of_several_answers_has_its_own_reasoning(client: Client) -> None:
+    client.backend.scripts = [without_logprobs(script(*MARKED, *ANSWER)), HELLO]
     told = await whole(client, n=2)
     first, second = (choice["message"] for choice in told["choices"])
     assert (first["reasoning_content"], first["content"]) == ("Hm.\nRain", "It rains.")
@@ -237,22 +225,20 @@ async def test_each_of_several_answers_has_its_own_reasoning(
     ],
 )
 async def test_a_grammar_holds_only_after_the_reasoning(
-    client: httpx.AsyncClient, backend: FakeBackend, fields: dict[str, Any], is_bound: bool
+    client: Client, fields: dict[str, Any], is_bound: bool
 ) -> None:
     await whole(client, **fields)
-    sampling = backend.requests[0].sampling
+    sampling = client.backend.requests[0].sampling
     assert (sampling.grammar is not None) == is_bound
     assert sampling.reasoning == (ReasoningTokens(START, END) if is_bound else None)
     assert sampling.skip_special_tokens
 
 
-async def test_marks_that_are_special_tokens_are_kept_in_the_text(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_marks_that_are_special_tokens_are_kept_in_the_text(client: Client) -> None:
     described = ReasoningDescription("qwen3", ReasoningTokens(START, END), is_special=True)
-    backend.description = replace(backend.description, reasoning=described)
+    client.backend.description = replace(client.backend.description, reasoning=described)
     await whole(client)
-    assert not backend.requests[0].sampling.skip_special_tokens
+    assert not client.backend.requests[0].sampling.skip_special_tokens
 
 
 @pytest.mark.parametrize(
@@ -272,24 +258,20 @@ async def test_marks_that_are_special_tokens_are_kept_in_the_text(
     ],
 )
 async def test_settings_reach_the_model_s_chat_template(
-    client: httpx.AsyncClient,
-    backend: FakeBackend,
-    fields: dict[str, Any],
-    parameters: tuple[str, ...],
-    given: dict[str, Any],
+    client: Client, fields: dict[str, Any], parameters: tuple[str, ...], given: dict[str, Any]
 ) -> None:
-    backend.description = replace(backend.description, template_parameters=parameters)
+    client.backend.description = replace(client.backend.description, template_parameters=parameters)
     await whole(client, **fields)
-    assert dict(backend.requests[0].template_kwargs) == given
+    assert dict(client.backend.requests[0].template_kwargs) == given
 
 
 @pytest.mark.parametrize("reasons", [True, False])
 @pytest.mark.parametrize("effort", ["none", "high"])
 async def test_an_effort_that_the_template_can_not_use_is_named_in_the_warning_header(
-    client: httpx.AsyncClient, backend: FakeBackend, effort: str, reasons: bool
+    client: Client, effort: str, reasons: bool
 ) -> None:
-    described = replace(backend.description, template_parameters=())
-    backend.description = described if reasons else replace(described, reasoning=None)
+    described = replace(client.backend.description, template_parameters=())
+    client.backend.description = described if reasons else replace(described, reasoning=None)
     for stream in (False, True):
         body = {**ASK, "reasoning_effort": effort, "stream": stream}
         answer = await client.post(CHAT, json=body)
@@ -297,7 +279,7 @@ async def test_an_effort_that_the_template_can_not_use_is_named_in_the_warning_h
         told = "reasoning_effort: the chat template of 'm' has no setting for reasoning"
         is_told = reasons or effort != "none"
         assert answer.headers.get(WARNING_HEADER) == (told if is_told else None)
-    assert [request.template_kwargs for request in backend.requests] == [(), ()]
+    assert [request.template_kwargs for request in client.backend.requests] == [(), ()]
 
 
 NOT_PLAIN: list[Any] = [
@@ -313,16 +295,14 @@ NOT_PLAIN: list[Any] = [
 ]
 
 
-async def test_only_a_few_plain_values_may_reach_a_template(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_only_a_few_plain_values_may_reach_a_template(client: Client) -> None:
     with Offenders() as offenders:
         for given in NOT_PLAIN:
             with offenders.case(given):
                 answer = await client.post(CHAT, json={**ASK, "chat_template_kwargs": given})
                 assert answer.status_code == 400
                 assert answer.json()["error"]["param"].startswith("chat_template_kwargs")
-                assert not backend.requests
+                assert not client.backend.requests
 
 
 async def test_openai_s_client_reads_the_reasoning(openai_client: openai.AsyncOpenAI) -> None:

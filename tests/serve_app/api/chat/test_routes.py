@@ -15,6 +15,7 @@ from deployments.contract.errors import (
     ReplicaUnavailableError,
 )
 from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
+from tests.serve_app.apps import Client
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock
 from tests.serve_app.sse_decoder import events_of, stream_events
@@ -53,7 +54,7 @@ async def chunks_of(client: httpx.AsyncClient, **fields: Any) -> list[Any]:
     return await stream_events(client, CHAT, {**HI, **fields})
 
 
-async def test_a_whole_answer_has_openai_s_shape(client: httpx.AsyncClient) -> None:
+async def test_a_whole_answer_has_openai_s_shape(client: Client) -> None:
     answer = await client.post(CHAT, json=HI, headers={"x-request-id": "mine"})
     assert answer.json() == {
         "id": "chatcmpl-mine",
@@ -73,9 +74,7 @@ async def test_a_whole_answer_has_openai_s_shape(client: httpx.AsyncClient) -> N
     }
 
 
-async def test_a_stream_holds_role_text_finish_usage_and_done_in_this_order(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_a_stream_holds_role_text_finish_usage_and_done_in_this_order(client: Client) -> None:
     *chunks, done = await chunks_of(client, stream_options={"include_usage": True})
     assert done == "[DONE]"
     assert [chunk["choices"][0]["delta"] for chunk in chunks[:-1]] == [
@@ -94,23 +93,21 @@ async def test_a_stream_holds_role_text_finish_usage_and_done_in_this_order(
     assert {chunk["system_fingerprint"] for chunk in chunks} == {"fp_fake"}
 
 
-async def test_a_stream_has_no_usage_by_default(client: httpx.AsyncClient) -> None:
+async def test_a_stream_has_no_usage_by_default(client: Client) -> None:
     *chunks, _ = await chunks_of(client)
     assert all("usage" not in chunk for chunk in chunks)
 
 
-async def test_every_chunk_has_the_usage_so_far_if_requested(client: httpx.AsyncClient) -> None:
+async def test_every_chunk_has_the_usage_so_far_if_requested(client: Client) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, _ = await chunks_of(client, stream_options=options)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == [0, 1, 4, 5, 5, 5]
 
 
-async def test_streamed_text_is_the_unstreamed_text(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.steps = [[TextDelta((i,), text)] for i, text in enumerate(AWKWARD)]
-    backend.steps = [*backend.steps, [TextDelta((99,), "", FinishReason.LENGTH)]]
+async def test_streamed_text_is_the_unstreamed_text(client: Client) -> None:
+    client.backend.steps = [[TextDelta((i,), text)] for i, text in enumerate(AWKWARD)]
+    client.backend.steps = [*client.backend.steps, [TextDelta((99,), "", FinishReason.LENGTH)]]
     whole = (await client.post(CHAT, json=HI)).json()["choices"][0]
     *chunks, _ = await chunks_of(client)
     choices = [chunk["choices"][0] for chunk in chunks]
@@ -123,19 +120,17 @@ async def test_streamed_text_is_the_unstreamed_text(
     "last", [ReplicaUnavailableError("gone"), GenerationAbortedError("aborted")]
 )
 async def test_a_stream_that_breaks_ends_with_an_error_and_without_done(
-    client: httpx.AsyncClient, backend: FakeBackend, last: Any
+    client: Client, last: Any
 ) -> None:
-    backend.scripts = [[HELLO[0], last], *[ReplicaUnavailableError("gone")] * 9]
+    client.backend.scripts = [[HELLO[0], last], *[ReplicaUnavailableError("gone")] * 9]
     events = await chunks_of(client)
     assert events[-1]["error"]["code"] == "replica_unavailable"
     assert "[DONE]" not in events
     assert all(event["choices"][0]["finish_reason"] is None for event in events[:-1])
 
 
-async def test_a_whole_answer_that_breaks_is_an_error(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.steps = [HELLO[0], GenerationFailedError("out of memory")]
+async def test_a_whole_answer_that_breaks_is_an_error(client: Client) -> None:
+    client.backend.steps = [HELLO[0], GenerationFailedError("out of memory")]
     answer = await client.post(CHAT, json=HI)
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "out of memory"
@@ -182,11 +177,9 @@ async def test_a_quiet_stream_is_pinged(
     assert events_of(call.body)[-1] == "[DONE]"
 
 
-async def test_the_request_id_reaches_the_replica(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_the_request_id_reaches_the_replica(client: Client) -> None:
     await client.post(CHAT, json=HI, headers={"x-request-id": "mine"})
-    assert [request.request_id for request in backend.requests] == ["mine"]
+    assert [request.request_id for request in client.backend.requests] == ["mine"]
 
 
 async def test_openai_s_client_reads_the_same_text_streamed_and_whole(
@@ -242,23 +235,19 @@ async def test_openai_s_client_raises_an_error_in_mid_stream(
         _ = [chunk async for chunk in stream]
 
 
-async def test_several_whole_answers_share_one_usage(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.scripts = [HELLO, OTHER]
+async def test_several_whole_answers_share_one_usage(client: Client) -> None:
+    client.backend.scripts = [HELLO, OTHER]
     answer = (await client.post(CHAT, json={**HI, "n": 2, "seed": 3})).json()
     told = [(c["index"], c["message"]["content"], c["finish_reason"]) for c in answer["choices"]]
     assert told == [(0, "Hello, world!", "stop"), (1, "Bye.", "length")]
     assert answer["usage"] == usage(7, 8)
-    first, second = (request.sampling for request in backend.requests)
+    first, second = (request.sampling for request in client.backend.requests)
     assert first.seed == 3
     assert second == first.of_choice(1)
 
 
-async def test_several_answers_are_streamed_under_their_indexes(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.scripts = [HELLO, OTHER]
+async def test_several_answers_are_streamed_under_their_indexes(client: Client) -> None:
+    client.backend.scripts = [HELLO, OTHER]
     *chunks, usage, done = await chunks_of(client, n=2, stream_options={"include_usage": True})
     assert done == "[DONE]"
     assert usage["usage"]["completion_tokens"] == 8
@@ -272,13 +261,13 @@ async def test_several_answers_are_streamed_under_their_indexes(
 
 
 async def test_one_answer_that_breaks_ends_the_stream_with_an_error_and_without_done(
-    client: httpx.AsyncClient, backend: FakeBackend
+    client: Client,
 ) -> None:
-    backend.scripts = [HELLO, [OTHER[0], GenerationFailedError("gone")]]
+    client.backend.scripts = [HELLO, [OTHER[0], GenerationFailedError("gone")]]
     events = await chunks_of(client, n=2)
     assert events[-1]["error"]["message"] == "gone"
     assert "[DONE]" not in events
-    assert all(stream.closed.is_set() for stream in backend.streams)
+    assert all(stream.closed.is_set() for stream in client.backend.streams)
 
 
 async def test_a_disconnect_closes_every_answer(app: FastAPI, backend: FakeBackend) -> None:
@@ -359,25 +348,23 @@ async def test_openai_s_client_reads_how_much_of_the_prompt_was_cached(
     assert [chunk async for chunk in stream][-1].usage == whole.usage
 
 
-async def test_tokens_that_another_answer_computed_do_not_count_as_cached(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.scripts = [cached(2), cached(6), cached(6)]
+async def test_tokens_that_another_answer_computed_do_not_count_as_cached(client: Client) -> None:
+    client.backend.scripts = [cached(2), cached(6), cached(6)]
     answer = (await client.post(CHAT, json={**HI, "n": 3})).json()
     assert answer["usage"] == usage(7, 6, num_cached_tokens=2)
 
 
 async def test_the_usage_so_far_counts_cached_tokens_of_answers_that_have_begun(
-    client: httpx.AsyncClient, backend: FakeBackend
+    client: Client,
 ) -> None:
-    backend.steps = cached(5)
+    client.backend.steps = cached(5)
     options = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, _ = await chunks_of(client, stream_options=options)
     found = [chunk["usage"]["prompt_tokens_details"]["cached_tokens"] for chunk in chunks]
     assert found == [0, 5, 5, 5, 5]
 
 
-async def test_continuous_usage_needs_include_usage(client: httpx.AsyncClient) -> None:
+async def test_continuous_usage_needs_include_usage(client: Client) -> None:
     body = {**HI, "stream": True, "stream_options": {"continuous_usage_stats": True}}
     answer = await client.post(CHAT, json=body)
     error = answer.json()["error"]

@@ -1,9 +1,7 @@
 from typing import Any
 
-import httpx
-
 from tests.offenders import Offenders
-from tests.serve_app.fakes import FakeBackend
+from tests.serve_app.apps import Client
 
 CHAT = "/v1/chat/completions"
 HI: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -53,7 +51,7 @@ OUT_OF_BOUNDS: list[tuple[str, Any]] = [
 ]
 
 
-async def test_a_value_out_of_bounds_is_refused_by_name(client: httpx.AsyncClient) -> None:
+async def test_a_value_out_of_bounds_is_refused_by_name(client: Client) -> None:
     with Offenders() as offenders:
         for field, value in OUT_OF_BOUNDS:
             with offenders.case(field, value):
@@ -62,7 +60,7 @@ async def test_a_value_out_of_bounds_is_refused_by_name(client: httpx.AsyncClien
                 assert answer.json()["error"]["param"] == field
 
 
-async def test_top_logprobs_is_bounded(client: httpx.AsyncClient) -> None:
+async def test_top_logprobs_is_bounded(client: Client) -> None:
     with Offenders() as offenders:
         for num in (-1, 21):
             with offenders.case(num):
@@ -73,12 +71,12 @@ async def test_top_logprobs_is_bounded(client: httpx.AsyncClient) -> None:
                 )
 
 
-async def test_an_error_within_a_mapping_names_the_key(client: httpx.AsyncClient) -> None:
+async def test_an_error_within_a_mapping_names_the_key(client: Client) -> None:
     answer = await client.post(CHAT, json={**HI, "logit_bias": {"7": "much"}})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logit_bias.7")
 
 
-async def test_two_limits_that_differ_are_refused(client: httpx.AsyncClient) -> None:
+async def test_two_limits_that_differ_are_refused(client: Client) -> None:
     both = {"max_tokens": 1, "max_completion_tokens": 2}
     assert (await client.post(CHAT, json={**HI, **both})).status_code == 400
 
@@ -100,9 +98,7 @@ UNSUPPORTED: list[tuple[str, Any]] = [
 ]
 
 
-async def test_a_field_that_is_not_honoured_is_refused_by_name(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_a_field_that_is_not_honoured_is_refused_by_name(client: Client) -> None:
     with Offenders() as offenders:
         for field, value in UNSUPPORTED:
             with offenders.case(field, value):
@@ -111,10 +107,10 @@ async def test_a_field_that_is_not_honoured_is_refused_by_name(
                 assert (answer.status_code, error["param"]) == (400, field)
                 assert error["code"] == "unsupported_parameter"
                 assert field in error["message"]
-                assert not backend.requests
+                assert not client.backend.requests
 
 
-async def test_values_that_ask_for_nothing_are_accepted(client: httpx.AsyncClient) -> None:
+async def test_values_that_ask_for_nothing_are_accepted(client: Client) -> None:
     harmless: dict[str, Any] = {
         "frequency_penalty": 0.0,
         "length_penalty": 1.0,
@@ -141,7 +137,7 @@ UNKNOWN: list[tuple[str, str | None]] = [
 ]
 
 
-async def test_an_unknown_field_is_refused_with_a_suggestion(client: httpx.AsyncClient) -> None:
+async def test_an_unknown_field_is_refused_with_a_suggestion(client: Client) -> None:
     with Offenders() as offenders:
         for field, hint in UNKNOWN:
             with offenders.case(field, hint):

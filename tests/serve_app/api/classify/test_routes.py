@@ -15,7 +15,7 @@ from serve_app.api.classify.scores import MAX_NUM_SCORES
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import Offenders
-from tests.serve_app.apps import access_lines
+from tests.serve_app.apps import Client, access_lines
 from tests.serve_app.fake_pooler import MAX_MODEL_LEN, FakeClassifier
 from tests.serve_app.fakes import FakeBackend, FakeClock
 
@@ -66,9 +66,7 @@ def scores(**each: float) -> list[dict[str, object]]:
     return [{"label": label, "score": score} for label, score in each.items()]
 
 
-async def test_a_text_has_its_label_and_all_scores_best_first(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_a_text_has_its_label_and_all_scores_best_first(client: Client) -> None:
     answer = await client.post(
         V1, json={"model": "c", "input": "ABCd"}, headers={"x-request-id": "mine"}
     )
@@ -98,7 +96,7 @@ async def test_a_text_has_its_label_and_all_scores_best_first(
 
 
 async def test_several_texts_are_one_request_to_one_replica(
-    client: httpx.AsyncClient, classifier: FakeClassifier
+    client: Client, classifier: FakeClassifier
 ) -> None:
     body = await classified(client, ["AB", "ab", "two words"])
     assert [(each["index"], each["label"]) for each in body["data"]] == [
@@ -111,30 +109,26 @@ async def test_several_texts_are_one_request_to_one_replica(
     assert request.texts == ("AB", "ab", "two words")
 
 
-async def test_a_request_without_a_model_asks_the_first_classifier(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_a_request_without_a_model_asks_the_first_classifier(client: Client) -> None:
     for path in (V1, VLLM):
         answer = await client.post(path, json={"input": "a"})
         assert answer.json()["model"] == "c"
 
 
 @pytest.mark.parametrize(("top_k", "labels"), [(1, 1), (2, 2), (3, 3), (4, 3), (10**30, 3)])
-async def test_top_k_returns_the_best_labels(
-    client: httpx.AsyncClient, top_k: int, labels: int
-) -> None:
+async def test_top_k_returns_the_best_labels(client: Client, top_k: int, labels: int) -> None:
     body = await classified(client, "ABCd", top_k=top_k, split={})
     best = scores(capital=0.75, small=0.25, odd=0.0)[:labels]
     assert body["data"][0]["scores"] == best
     assert body["data"][0]["pieces"][0]["scores"] == best
 
 
-async def test_of_equal_scores_the_earlier_label_leads(client: httpx.AsyncClient) -> None:
+async def test_of_equal_scores_the_earlier_label_leads(client: Client) -> None:
     assert (await classified(client, "Ab"))["data"][0]["label"] == "small"
 
 
 async def test_pieces_have_offsets_and_are_weighted_by_their_length(
-    client: httpx.AsyncClient, classifier: FakeClassifier
+    client: Client, classifier: FakeClassifier
 ) -> None:
     text = "ABCDEF. abcd."
     body = await classified(client, ["x", text], split={"max_chars": 9})
@@ -151,14 +145,12 @@ async def test_pieces_have_offsets_and_are_weighted_by_their_length(
     assert request.texts == ("x", "ABCDEF. ", "abcd.")
 
 
-async def test_aggregate_max_takes_each_label_s_highest_score(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_aggregate_max_takes_each_label_s_highest_score(client: Client) -> None:
     body = await classified(client, "ABCDEF. abcd.", split={"max_chars": 9, "aggregate": "max"})
     assert body["data"][0]["scores"] == scores(small=1.0, capital=0.75, odd=0.0)
 
 
-async def test_pieces_of_white_space_do_not_count(client: httpx.AsyncClient) -> None:
+async def test_pieces_of_white_space_do_not_count(client: Client) -> None:
     for aggregate in ("mean", "max"):
         split = {"max_chars": 4, "aggregate": aggregate}
         (told,) = (await classified(client, "ABCD" + " " * 8, split=split))["data"]
@@ -170,20 +162,20 @@ async def test_pieces_of_white_space_do_not_count(client: httpx.AsyncClient) -> 
         assert told["scores"][0] == {"label": "capital", "score": 1.0}
 
 
-async def test_a_text_of_only_white_space_is_classified(client: httpx.AsyncClient) -> None:
+async def test_a_text_of_only_white_space_is_classified(client: Client) -> None:
     for split in (None, {"max_chars": 2}, {"max_chars": 2, "aggregate": "max"}):
         (told,) = (await classified(client, " \n ", split=split))["data"]
         assert told["scores"][0] == {"label": "small", "score": 1.0}
 
 
-async def test_pieces_overlap_as_requested(client: httpx.AsyncClient) -> None:
+async def test_pieces_overlap_as_requested(client: Client) -> None:
     text = "one two three four"
     body = await classified(client, text, split={"max_chars": 10, "overlap": 6})
     pieces = [text[piece["start"] : piece["end"]] for piece in body["data"][0]["pieces"]]
     assert pieces == ["one two ", "two three ", "three four"]
 
 
-async def test_the_default_pieces_have_300_characters_at_most(client: httpx.AsyncClient) -> None:
+async def test_the_default_pieces_have_300_characters_at_most(client: Client) -> None:
     text = "It is so. " * 100
     for split in ({}, {"max_chars": None, "overlap": None, "aggregate": None}):
         pieces = (await classified(client, text, split=split))["data"][0]["pieces"]
@@ -195,18 +187,14 @@ async def test_the_default_pieces_have_300_characters_at_most(client: httpx.Asyn
         ]
 
 
-async def test_a_long_text_is_split_on_a_thread_with_the_same_result(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_a_long_text_is_split_on_a_thread_with_the_same_result(client: Client) -> None:
     text = "It is so. " * 2000
     pieces = (await classified(client, text, split={}))["data"][0]["pieces"]
     assert len(pieces) == 67
     assert "".join(text[piece["start"] : piece["end"]] for piece in pieces) == text
 
 
-async def test_a_text_that_is_too_long_is_refused_with_both_remedies(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_a_text_that_is_too_long_is_refused_with_both_remedies(client: Client) -> None:
     error = await refused(client, {"input": ["a", TOO_LONG]})
     assert (error["code"], error["param"]) == ("context_length_exceeded", "input[1]")
     assert "514 tokens" in error["message"]
@@ -215,7 +203,7 @@ async def test_a_text_that_is_too_long_is_refused_with_both_remedies(
     assert (await refused(client, {"input": TOO_LONG}))["param"] == "input"
 
 
-async def test_a_piece_that_is_too_long_is_named(client: httpx.AsyncClient) -> None:
+async def test_a_piece_that_is_too_long_is_named(client: Client) -> None:
     text = "w " * 600
     error = await refused(client, {"input": ["a", text], "split": {"max_chars": 1100}})
     assert (error["code"], error["param"]) == ("context_length_exceeded", "input[1]")
@@ -224,7 +212,7 @@ async def test_a_piece_that_is_too_long_is_named(client: httpx.AsyncClient) -> N
 
 
 async def test_a_text_that_is_too_long_may_be_truncated_and_the_answer_says_so(
-    client: httpx.AsyncClient, classifier: FakeClassifier
+    client: Client, classifier: FakeClassifier
 ) -> None:
     body = await classified(client, ["a", TOO_LONG], truncate=True)
     assert [each["truncated"] for each in body["data"]] == [False, True]
@@ -236,7 +224,7 @@ async def test_a_text_that_is_too_long_may_be_truncated_and_the_answer_says_so(
 
 
 async def test_other_refusals_of_a_text_keep_their_message_and_name_the_text(
-    client: httpx.AsyncClient, classifier: FakeClassifier
+    client: Client, classifier: FakeClassifier
 ) -> None:
     classifier.refusal = InvalidRequestError("The text has no tokens.", "input[2]")
     split = {"max_chars": 1}
@@ -249,7 +237,7 @@ async def test_other_refusals_of_a_text_keep_their_message_and_name_the_text(
 
 @pytest.mark.parametrize("path", [V1, VLLM])
 async def test_the_text_that_the_model_failed_on_is_named_by_its_place_in_the_request(
-    client: httpx.AsyncClient, classifier: FakeClassifier, path: str
+    client: Client, classifier: FakeClassifier, path: str
 ) -> None:
     classifier.refusal = PoolingFailedError("The model failed.", "input[0]")
     answer = await client.post(path, json={"input": "a"})
@@ -286,7 +274,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_an_invalid_request_is_refused_by_the_field_s_name(
-    client: httpx.AsyncClient, classifier: FakeClassifier
+    client: Client, classifier: FakeClassifier
 ) -> None:
     with Offenders() as offenders:
         for fields, param in INVALID:
@@ -296,7 +284,7 @@ async def test_an_invalid_request_is_refused_by_the_field_s_name(
                 assert classifier.requests == []
 
 
-async def test_an_unknown_field_is_refused_with_a_suggestion(client: httpx.AsyncClient) -> None:
+async def test_an_unknown_field_is_refused_with_a_suggestion(client: Client) -> None:
     error = await refused(client, {"input": "a", "split": {"max_char": 5}})
     assert error["code"] == "unknown_parameter"
     assert "'max_chars'" in error["message"]
@@ -379,7 +367,7 @@ async def test_a_large_answer_is_serialized_off_the_event_loop(
     assert (threads[0] is threading.main_thread()) is is_on_loop
 
 
-async def test_vllm_s_request_is_answered_in_vllm_s_shape(client: httpx.AsyncClient) -> None:
+async def test_vllm_s_request_is_answered_in_vllm_s_shape(client: Client) -> None:
     body = {"model": "c", "input": ["ABCd", "ab"], "truncate_prompt_tokens": None}
     answer = await client.post(VLLM, json=body, headers={"x-request-id": "mine"})
     assert answer.json() == {
@@ -400,9 +388,7 @@ async def test_vllm_s_request_is_answered_in_vllm_s_shape(client: httpx.AsyncCli
     }
 
 
-async def test_vllm_s_truncation_is_supported(
-    client: httpx.AsyncClient, classifier: FakeClassifier
-) -> None:
+async def test_vllm_s_truncation_is_supported(client: Client, classifier: FakeClassifier) -> None:
     assert (await refused(client, {"input": ["a", TOO_LONG]}, VLLM))["param"] == "input[1]"
     error = await refused(client, {"input": TOO_LONG}, VLLM)
     assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
@@ -413,7 +399,7 @@ async def test_vllm_s_truncation_is_supported(
 
 
 async def test_vllm_s_truncation_length_reaches_the_replica(
-    client: httpx.AsyncClient, classifier: FakeClassifier
+    client: Client, classifier: FakeClassifier
 ) -> None:
     for length, asked_for in ((None, None), (-1, None), (5, 5)):
         body = {"input": "a", "truncate_prompt_tokens": length}
@@ -439,7 +425,7 @@ UNSUPPORTED: list[tuple[str, object]] = [
 
 
 async def test_vllm_s_unsupported_fields_are_refused_by_name(
-    client: httpx.AsyncClient, classifier: FakeClassifier
+    client: Client, classifier: FakeClassifier
 ) -> None:
     with Offenders() as offenders:
         for field, value in UNSUPPORTED:
@@ -448,9 +434,7 @@ async def test_vllm_s_unsupported_fields_are_refused_by_name(
                 assert classifier.requests == []
 
 
-async def test_vllm_s_unsupported_fields_are_accepted_with_harmless_values(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_vllm_s_unsupported_fields_are_accepted_with_harmless_values(client: Client) -> None:
     body = {
         "input": "a",
         "user": "me",
@@ -464,9 +448,7 @@ async def test_vllm_s_unsupported_fields_are_accepted_with_harmless_values(
 
 
 @pytest.mark.parametrize("path", [V1, VLLM])
-async def test_a_generating_model_is_not_asked_to_classify(
-    client: httpx.AsyncClient, path: str
-) -> None:
+async def test_a_generating_model_is_not_asked_to_classify(client: Client, path: str) -> None:
     error = await refused(client, {"model": "m", "input": "a"}, path)
     assert (error["code"], error["param"]) == ("wrong_task", "model")
     assert "'m' can't classify. Models that can: c." in error["message"]
@@ -481,19 +463,17 @@ ASKED_FOR_TEXT: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-async def test_a_classifier_is_not_asked_for_text(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_a_classifier_is_not_asked_for_text(client: Client) -> None:
     with Offenders() as offenders:
         for path, body in ASKED_FOR_TEXT:
             with offenders.case(path, body):
                 error = await refused(client, {"model": "c", **body}, path)
                 assert (error["code"], error["param"]) == ("wrong_task", "model")
                 assert "'c' can't generate text. Models that can: m." in error["message"]
-                assert backend.num_calls == 0
+                assert client.backend.num_calls == 0
 
 
-async def test_an_unknown_model_is_not_found(client: httpx.AsyncClient) -> None:
+async def test_an_unknown_model_is_not_found(client: Client) -> None:
     for path in (V1, VLLM):
         answer = await client.post(path, json={"model": "x", "input": "a"})
         assert answer.status_code == 404
@@ -509,7 +489,7 @@ async def test_a_server_without_a_classifier_says_so(config: AppConfig) -> None:
 
 
 async def test_an_overloaded_replica_is_reported_with_retry_after(
-    client: httpx.AsyncClient, classifier: FakeClassifier
+    client: Client, classifier: FakeClassifier
 ) -> None:
     classifier.refusal = OverloadedError("The model is overloaded.", None, 7)
     answer = await client.post(V1, json={"input": "a"})
@@ -518,7 +498,7 @@ async def test_an_overloaded_replica_is_reported_with_retry_after(
 
 
 async def test_the_access_log_counts_the_tokens_of_classified_texts(
-    client: httpx.AsyncClient, classifier: FakeClassifier, caplog: pytest.LogCaptureFixture
+    client: Client, classifier: FakeClassifier, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     await classified(client, ["one two", "three"])
@@ -533,7 +513,7 @@ async def test_the_access_log_counts_the_tokens_of_classified_texts(
 
 
 async def test_both_kinds_of_model_are_listed_shown_and_checked(
-    client: httpx.AsyncClient, backend: FakeBackend, classifier: FakeClassifier
+    client: Client, classifier: FakeClassifier
 ) -> None:
     cards = (await client.get("/v1/models")).json()["data"]
     assert [(card["id"], card["task"], card["labels"]) for card in cards] == [

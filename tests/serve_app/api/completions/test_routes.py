@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from deployments.contract.errors import GenerationFailedError, OverloadedError
 from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
+from tests.serve_app.apps import Client
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.sse_decoder import stream_events
@@ -21,7 +22,7 @@ async def chunks_of(client: httpx.AsyncClient, **fields: Any) -> list[Any]:
     return await stream_events(client, PATH, {**HI, **fields})
 
 
-async def test_a_whole_answer_has_openai_s_shape(client: httpx.AsyncClient) -> None:
+async def test_a_whole_answer_has_openai_s_shape(client: Client) -> None:
     answer = await client.post(PATH, json=HI, headers={"x-request-id": "mine"})
     assert answer.json() == {
         "id": "cmpl-mine",
@@ -51,45 +52,39 @@ async def test_a_whole_answer_has_openai_s_shape(client: httpx.AsyncClient) -> N
     ],
 )
 async def test_a_prompt_reaches_the_replica_unchanged(
-    client: httpx.AsyncClient, backend: FakeBackend, prompt: Any, prompts: list[Any]
+    client: Client, prompt: Any, prompts: list[Any]
 ) -> None:
     answer = await client.post(PATH, json={**HI, "prompt": prompt})
-    assert [request.prompt for request in backend.requests] == prompts
+    assert [request.prompt for request in client.backend.requests] == prompts
     body = answer.json()
     assert [choice["index"] for choice in body["choices"]] == list(range(len(prompts)))
     assert body["usage"]["prompt_tokens"] == 7 * len(prompts)
     assert body["usage"]["completion_tokens"] == 5 * len(prompts)
 
 
-async def test_each_prompt_has_n_consecutive_answers_and_counts_once(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.scripts = [HELLO, BYE, BYE, HELLO]
+async def test_each_prompt_has_n_consecutive_answers_and_counts_once(client: Client) -> None:
+    client.backend.scripts = [HELLO, BYE, BYE, HELLO]
     body = {**HI, "prompt": ["a", "b"], "n": 2, "seed": 5, "best_of": 2}
     answer = (await client.post(PATH, json=body)).json()
     told = [(choice["index"], choice["text"]) for choice in answer["choices"]]
     assert told == [(0, "Hello, world!"), (1, "Bye."), (2, "Bye."), (3, "Hello, world!")]
     assert answer["usage"]["prompt_tokens"] == 14
-    assert [request.prompt for request in backend.requests] == ["a", "a", "b", "b"]
-    seeds = [request.sampling.seed for request in backend.requests]
+    assert [request.prompt for request in client.backend.requests] == ["a", "a", "b", "b"]
+    seeds = [request.sampling.seed for request in client.backend.requests]
     # A prompt in a list has the same answer as the prompt by itself.
     assert seeds[0] == 5
     assert seeds[:2] == seeds[2:]
 
 
-async def test_a_text_has_sixteen_tokens_by_default(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_a_text_has_sixteen_tokens_by_default(client: Client) -> None:
     await client.post(PATH, json=HI)
     await client.post(PATH, json={**HI, "max_tokens": 40})
-    first, second = backend.requests
+    first, second = client.backend.requests
     assert (first.sampling.max_tokens, first.default_max_tokens) == (None, 16)
     assert second.sampling.max_tokens == 40
 
 
-async def test_echo_puts_the_prompt_before_each_of_its_answers(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_echo_puts_the_prompt_before_each_of_its_answers(client: Client) -> None:
     prompts = [[104, 105], [121, 111]]
     fields = {"prompt": prompts, "n": 2, "echo": True}
     whole = (await client.post(PATH, json={**HI, **fields})).json()["choices"]
@@ -103,25 +98,21 @@ async def test_echo_puts_the_prompt_before_each_of_its_answers(
     assert streamed == texts
 
 
-async def test_echo_of_unknown_tokens_is_refused_and_closes_the_answers(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_echo_of_unknown_tokens_is_refused_and_closes_the_answers(client: Client) -> None:
     answer = await client.post(PATH, json={**HI, "prompt": [2**30], "echo": True, "n": 2})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
-    assert [stream.closed.is_set() for stream in backend.streams] == [True, True]
+    assert [stream.closed.is_set() for stream in client.backend.streams] == [True, True]
 
 
-async def test_a_request_that_is_not_admitted_is_not_detokenized(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.refusal = OverloadedError("busy", None, 1)
+async def test_a_request_that_is_not_admitted_is_not_detokenized(client: Client) -> None:
+    client.backend.refusal = OverloadedError("busy", None, 1)
     answer = await client.post(PATH, json={**HI, "prompt": [104], "echo": True})
     assert answer.status_code == 503
-    assert not backend.detokenized
+    assert not client.backend.detokenized
 
 
 async def test_a_stream_ends_with_the_finish_on_the_last_text_then_usage_and_done(
-    client: httpx.AsyncClient,
+    client: Client,
 ) -> None:
     *chunks, usage, done = await chunks_of(client, stream_options={"include_usage": True})
     assert done == "[DONE]"
@@ -136,10 +127,8 @@ async def test_a_stream_ends_with_the_finish_on_the_last_text_then_usage_and_don
     assert usage["usage"]["total_tokens"] == 12
 
 
-async def test_several_prompts_are_streamed_under_their_indexes(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.scripts = [HELLO, BYE]
+async def test_several_prompts_are_streamed_under_their_indexes(client: Client) -> None:
+    client.backend.scripts = [HELLO, BYE]
     options = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, usage, _ = await chunks_of(client, prompt=["a", "b"], stream_options=options)
     for index, text, reason in ((0, "Hello, world!", "stop"), (1, "Bye.", "length")):
@@ -150,23 +139,19 @@ async def test_several_prompts_are_streamed_under_their_indexes(
     assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {14}
 
 
-async def test_a_stream_that_breaks_ends_with_an_error_and_without_done(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.scripts = [HELLO, [BYE[0], GenerationFailedError("gone")]]
+async def test_a_stream_that_breaks_ends_with_an_error_and_without_done(client: Client) -> None:
+    client.backend.scripts = [HELLO, [BYE[0], GenerationFailedError("gone")]]
     events = await chunks_of(client, prompt=["a", "b"])
     assert events[-1]["error"]["message"] == "gone"
     assert "[DONE]" not in events
-    assert all(stream.closed.is_set() for stream in backend.streams)
+    assert all(stream.closed.is_set() for stream in client.backend.streams)
 
 
-async def test_a_refused_prompt_refuses_the_whole_request(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.scripts = [HELLO, OverloadedError("busy")]
+async def test_a_refused_prompt_refuses_the_whole_request(client: Client) -> None:
+    client.backend.scripts = [HELLO, OverloadedError("busy")]
     answer = await client.post(PATH, json={**HI, "prompt": ["a", "b"], "stream": True})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
-    assert all(stream.closed.is_set() for stream in backend.streams)
+    assert all(stream.closed.is_set() for stream in client.backend.streams)
 
 
 async def test_a_disconnect_closes_every_prompt_s_stream(
@@ -182,14 +167,14 @@ async def test_a_disconnect_closes_every_prompt_s_stream(
 
 @pytest.mark.parametrize(("num_prompts", "n", "status"), [(8, 1, 200), (4, 2, 200), (3, 3, 400)])
 async def test_prompts_times_n_are_bounded_and_the_error_names_the_limit(
-    client: httpx.AsyncClient, backend: FakeBackend, num_prompts: int, n: int, status: int
+    client: Client, num_prompts: int, n: int, status: int
 ) -> None:
     answer = await client.post(PATH, json={**HI, "prompt": ["a"] * num_prompts, "n": n})
     assert answer.status_code == status
     if status == 400:
         assert answer.json()["error"]["param"] == "prompt"
         assert "max_num_prompts" in answer.json()["error"]["message"]
-        assert not backend.requests
+        assert not client.backend.requests
 
 
 def told(token_id: int, data: bytes, *top: TokenLogprob) -> TokenLogprobs:

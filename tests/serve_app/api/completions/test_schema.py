@@ -1,13 +1,12 @@
 from typing import Any
 
-import httpx
 import pytest
 from pydantic import ValidationError
 
 from serve_app.api.completions.schema import CompletionRequest
 from serve_app.api.openai.prompt_schema import MAX_NUM_TOKEN_IDS
 from tests.offenders import Offenders
-from tests.serve_app.fakes import FakeBackend
+from tests.serve_app.apps import Client
 
 PATH = "/v1/completions"
 HI: dict[str, Any] = {"model": "m", "prompt": "hi"}
@@ -44,36 +43,34 @@ OUT_OF_BOUNDS: list[tuple[str, Any, str]] = [
 ]
 
 
-async def test_a_value_out_of_bounds_is_refused_by_name(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_a_value_out_of_bounds_is_refused_by_name(client: Client) -> None:
     with Offenders() as offenders:
         for field, value, param in OUT_OF_BOUNDS:
             with offenders.case(field, value, param):
                 answer = await client.post(PATH, json={**HI, field: value})
                 assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-                assert not backend.requests
+                assert not client.backend.requests
 
 
 @pytest.mark.parametrize("options", [{}, {"include_usage": False}, {"include_usage": None}])
 async def test_stream_options_that_ask_for_nothing_need_no_stream(
-    client: httpx.AsyncClient, options: dict[str, Any]
+    client: Client, options: dict[str, Any]
 ) -> None:
     assert (await client.post(PATH, json={**HI, "stream_options": options})).status_code == 200
 
 
 @pytest.mark.parametrize("num", [0, 2])
 async def test_log_probabilities_of_the_prompt_are_not_streamed_in_vllm_s_shape(
-    client: httpx.AsyncClient, backend: FakeBackend, num: int
+    client: Client, num: int
 ) -> None:
     answer = await client.post(PATH, json={**HI, "stream": True, "prompt_logprobs": num})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "stream")
     assert "prompt_logprobs" in error["message"]
-    assert not backend.requests
+    assert not client.backend.requests
 
 
-async def test_values_that_ask_for_nothing_are_accepted(client: httpx.AsyncClient) -> None:
+async def test_values_that_ask_for_nothing_are_accepted(client: Client) -> None:
     harmless = {"suffix": "", "best_of": 1, "n": 1, "echo": False, "logprobs": None, "user": "me"}
     assert (await client.post(PATH, json={**HI, **harmless})).status_code == 200
 

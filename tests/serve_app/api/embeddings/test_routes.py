@@ -15,7 +15,7 @@ from serve_app.api.embeddings.routes import MAX_NUMBERS, MAX_NUMBERS_AT_ONCE, js
 from serve_app.api.embeddings.schema import Embedding, Embeddings
 from serve_app.api.openai.text_schema import TextUsage
 from tests.offenders import Offenders
-from tests.serve_app.apps import access_lines, client_of, make_app
+from tests.serve_app.apps import Client, access_lines, client_of, make_app
 from tests.serve_app.fake_pooler import MAX_MODEL_LEN, WIDTH, FakeClassifier, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend
 
@@ -49,7 +49,7 @@ async def refused(client: httpx.AsyncClient, **fields: object) -> dict[str, Any]
     return error
 
 
-async def test_an_answer_has_openai_s_shape(client: httpx.AsyncClient) -> None:
+async def test_an_answer_has_openai_s_shape(client: Client) -> None:
     answer = await embedded(client, "ab")
     assert answer.pop("id").startswith("embd-")
     half = pytest.approx(0.5**0.5)
@@ -72,7 +72,7 @@ async def test_an_answer_has_openai_s_shape(client: httpx.AsyncClient) -> None:
     ],
 )
 async def test_the_input_may_be_texts_or_token_ids(
-    client: httpx.AsyncClient, embedder: FakeEmbedder, given: object, texts: tuple[object, ...]
+    client: Client, embedder: FakeEmbedder, given: object, texts: tuple[object, ...]
 ) -> None:
     answer = await embedded(client, given)
     assert [each["index"] for each in answer["data"]] == list(range(len(texts)))
@@ -82,7 +82,7 @@ async def test_the_input_may_be_texts_or_token_ids(
     assert not request.truncate
 
 
-async def test_base64_holds_the_same_numbers(client: httpx.AsyncClient) -> None:
+async def test_base64_holds_the_same_numbers(client: Client) -> None:
     (plain,) = (await embedded(client, "abb"))["data"]
     (packed,) = (await embedded(client, "abb", encoding_format="base64"))["data"]
     numbers = np.frombuffer(base64.b64decode(packed["embedding"]), "<f4")
@@ -116,7 +116,7 @@ def test_an_answer_is_written_text_by_text() -> None:
 
 
 async def test_an_answer_that_would_be_too_long_is_refused_before_the_model_is_asked(
-    client: httpx.AsyncClient,
+    client: Client,
     matryoshka: httpx.AsyncClient,
     embedder: FakeEmbedder,
     monkeypatch: pytest.MonkeyPatch,
@@ -140,7 +140,7 @@ async def test_an_answer_that_would_be_too_long_is_refused_before_the_model_is_a
 
 
 async def test_base64_is_named_where_it_would_fit(
-    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MAX_NUMBERS, "float", WIDTH)
     error = await refused(client, input=["a", "b"])
@@ -149,14 +149,12 @@ async def test_base64_is_named_where_it_would_fit(
 
 
 @pytest.mark.parametrize("name", ["normalize", "use_activation"])
-async def test_only_what_the_model_s_files_say_may_be_asked_for(
-    client: httpx.AsyncClient, backend: FakeBackend, name: str
-) -> None:
+async def test_only_what_the_model_s_files_say_may_be_asked_for(client: Client, name: str) -> None:
     assert await embedded(client, "a", **{name: True})
     error = await refused(client, **{name: False})
     assert error["param"] == name
     assert "own files say that its vectors are normalized" in error["message"]
-    app = make_app(backend, embedder=FakeEmbedder(is_normalized=False))
+    app = make_app(client.backend, embedder=FakeEmbedder(is_normalized=False))
     async with client_of(app) as plain:
         assert await embedded(plain, "a", **{name: False})
         error = await refused(plain, **{name: True})
@@ -181,9 +179,7 @@ async def test_dimensions_cut_vectors_and_normalize_them_again(
     assert zero["embedding"] == [0, 0]
 
 
-async def test_other_dimensions_are_refused(
-    matryoshka: httpx.AsyncClient, client: httpx.AsyncClient
-) -> None:
+async def test_other_dimensions_are_refused(matryoshka: httpx.AsyncClient, client: Client) -> None:
     error = await refused(matryoshka, dimensions=1)
     assert error["param"] == "dimensions"
     assert error["message"].endswith("choose from 2, 3, 4.")
@@ -215,7 +211,7 @@ async def test_prompts_of_the_model_s_files_go_before_texts(backend: FakeBackend
 
 
 async def test_a_text_that_is_too_long_is_refused_or_truncated(
-    client: httpx.AsyncClient, embedder: FakeEmbedder
+    client: Client, embedder: FakeEmbedder
 ) -> None:
     error = await refused(client, input=["a", TOO_LONG])
     assert (error["code"], error["param"]) == ("context_length_exceeded", "input[1]")
@@ -250,7 +246,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_a_wrong_request_is_told_why(client: httpx.AsyncClient) -> None:
+async def test_a_wrong_request_is_told_why(client: Client) -> None:
     with Offenders() as offenders:
         for fields, param, words in WRONG:
             with offenders.case(fields, param, words):
@@ -260,7 +256,7 @@ async def test_a_wrong_request_is_told_why(client: httpx.AsyncClient) -> None:
                 assert error["type"] == "invalid_request_error"
 
 
-async def test_other_routes_refuse_an_embedding_model(client: httpx.AsyncClient) -> None:
+async def test_other_routes_refuse_an_embedding_model(client: Client) -> None:
     answer = await client.post("/v1/completions", json={"model": "e", "prompt": "a"})
     assert answer.json()["error"]["code"] == "wrong_task"
     answer = await client.post("/v1/classify", json={"model": "e", "input": "a"})
@@ -268,29 +264,27 @@ async def test_other_routes_refuse_an_embedding_model(client: httpx.AsyncClient)
 
 
 async def test_a_full_replica_s_refusal_keeps_its_advice(
-    client: httpx.AsyncClient, embedder: FakeEmbedder
+    client: Client, embedder: FakeEmbedder
 ) -> None:
     embedder.refusal = OverloadedError("full", retry_after_s=7)
     answer = await client.post(PATH, json={"input": "a"})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "7")
 
 
-async def test_a_text_that_fails_is_named(
-    client: httpx.AsyncClient, embedder: FakeEmbedder
-) -> None:
+async def test_a_text_that_fails_is_named(client: Client, embedder: FakeEmbedder) -> None:
     embedder.refusal = PoolingFailedError("The model failed.", "input[1]")
     answer = await client.post(PATH, json={"input": ["a", "b"]})
     assert answer.status_code == 500
     assert answer.json()["error"]["param"] == "input[1]"
 
 
-async def test_models_tell_that_it_embeds(client: httpx.AsyncClient) -> None:
+async def test_models_tell_that_it_embeds(client: Client) -> None:
     tasks = {each["id"]: each["task"] for each in (await client.get("/v1/models")).json()["data"]}
     assert tasks == {"m": "generate", "c": "classify", "e": "embed"}
 
 
 async def test_the_access_log_names_model_and_tokens(
-    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+    client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
         await embedded(client, ["a", "b c"])

@@ -10,6 +10,7 @@ from PIL import Image
 from deployments.contract.messages import ChatMessage, ImagePart, TextPart
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
+from tests.serve_app.apps import Client
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -27,9 +28,7 @@ def image_part(data: bytes, media_type: str = "image/png") -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": uri}}
 
 
-async def test_messages_reach_the_replica_part_by_part(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_messages_reach_the_replica_part_by_part(client: Client) -> None:
     picture = png(3, 2)
     messages = [
         {"role": "developer", "content": "Be brief."},
@@ -38,7 +37,7 @@ async def test_messages_reach_the_replica_part_by_part(
         {"role": "user", "content": [image_part(picture), {"type": "text", "text": "What?"}]},
     ]
     assert (await client.post(CHAT, json={**HI, "messages": messages})).status_code == 200
-    assert backend.requests[0].prompt == (
+    assert client.backend.requests[0].prompt == (
         ChatMessage("system", (TextPart("Be brief."),)),
         ChatMessage("user", (TextPart("?"),)),
         ChatMessage("assistant", (TextPart("!"),)),
@@ -56,18 +55,18 @@ async def test_messages_reach_the_replica_part_by_part(
     ],
 )
 async def test_an_unusable_image_is_refused(
-    client: httpx.AsyncClient, backend: FakeBackend, role: str, parts: list[Any], hint: str
+    client: Client, role: str, parts: list[Any], hint: str
 ) -> None:
     messages = [{"role": role, "content": parts}]
     answer = await client.post(CHAT, json={**HI, "messages": messages})
     assert answer.status_code == 400
     assert hint in answer.json()["error"]["message"]
-    assert not backend.requests
+    assert not client.backend.requests
 
 
 @pytest.mark.parametrize("surface", ["/v1/chat/completions", "/v1/responses"])
 async def test_the_bytes_of_an_image_decide_whatever_its_label_and_lines(
-    client: httpx.AsyncClient, backend: FakeBackend, surface: str
+    client: Client, surface: str
 ) -> None:
     picture = png(3, 2)
     text = base64.encodebytes(picture).decode().rstrip("=\n")
@@ -80,11 +79,11 @@ async def test_the_bytes_of_an_image_decide_whatever_its_label_and_lines(
     turns = [{"role": "user", "content": [part]}]
     body = {"model": "m", "input" if surface == "/v1/responses" else "messages": turns}
     assert (await client.post(surface, json=body)).status_code == 200
-    assert backend.requests[0].prompt == (ChatMessage("user", (ImagePart(picture),)),)
+    assert client.backend.requests[0].prompt == (ChatMessage("user", (ImagePart(picture),)),)
 
 
 async def test_images_are_decoded_off_the_event_loop(
-    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
 

@@ -4,14 +4,13 @@ import asyncio
 import threading
 from typing import Any
 
-import httpx
 import pytest
 
 from deployments.contract.grammar.probe import MAX_NUM_PROBES, Finding
 from serve_app.api.structured import json_schema_grammar
 from serve_app.api.structured.answer_grammar import MAX_NUM_SCHEMAS
 from tests.offenders import Offenders
-from tests.serve_app.apps import client_of, make_app
+from tests.serve_app.apps import Client, client_of, make_app
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -41,7 +40,7 @@ class SlowProbe:
 
 
 async def test_a_flood_of_schemas_uses_two_compilers_and_delays_no_other_request(
-    client: httpx.AsyncClient, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probe = SlowProbe()
     monkeypatch.setattr(json_schema_grammar, "examine", probe.examine)
@@ -50,7 +49,7 @@ async def test_a_flood_of_schemas_uses_two_compilers_and_delays_no_other_request
             asyncio.create_task(client.post(CHAT, json={**ASK, "response_format": FORMAT}))
             for _ in range(MAX_NUM_SCHEMAS + NUM_BEYOND)
         }
-        refused: set[asyncio.Task[httpx.Response]] = set()
+        refused: set[asyncio.Task[Any]] = set()
         while len(refused) < NUM_BEYOND:
             done, _ = await asyncio.wait(asked - refused, return_when=asyncio.FIRST_COMPLETED)
             refused |= done
@@ -58,7 +57,7 @@ async def test_a_flood_of_schemas_uses_two_compilers_and_delays_no_other_request
             assert answer.status_code == 503
             assert answer.json()["error"]["code"] == "overloaded"
             assert "retry-after" in answer.headers
-        assert backend.requests == [], "no schema request has reached a replica"
+        assert client.backend.requests == [], "no schema request has reached a replica"
         assert (await client.post(CHAT, json=ASK)).status_code == 200, "other requests don't wait"
         probe.let_go.set()
         answers = await asyncio.gather(*(asked - refused))

@@ -19,6 +19,7 @@ from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import Offenders
 from tests.serve_app.api.structured.accepting import takes
+from tests.serve_app.apps import Client
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -105,9 +106,7 @@ def wanted(schema: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-async def test_what_pydantic_writes_for_most_types_is_held_strictly(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_what_pydantic_writes_for_most_types_is_held_strictly(client: Client) -> None:
     with Offenders() as offenders:
         for name in HELD:
             with offenders.case(name):
@@ -120,9 +119,7 @@ async def test_what_pydantic_writes_for_most_types_is_held_strictly(
 
 
 @pytest.mark.slow
-async def test_what_can_not_be_held_is_named_and_refused_only_if_strict(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_what_can_not_be_held_is_named_and_refused_only_if_strict(client: Client) -> None:
     with Offenders() as offenders:
         for name in UNHELD:
             with offenders.case(name):
@@ -138,12 +135,10 @@ async def test_what_can_not_be_held_is_named_and_refused_only_if_strict(
                 assert WARNING not in refused.headers
 
 
-async def test_look_around_is_left_out_of_a_pattern_unless_strict(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_look_around_is_left_out_of_a_pattern_unless_strict(client: Client) -> None:
     answer = await client.post(CHAT, json=wanted(LOOK_AROUND))
     assert "look-around in patterns" in answer.headers[WARNING]
-    grammar = backend.requests[0].sampling.grammar or ""
+    grammar = client.backend.requests[0].sampling.grammar or ""
     assert takes(grammar, '".x@y.com"'), "what the look-ahead forbids"
     assert not takes(grammar, '"x"'), "what the rest of the pattern forbids"
     refused = await client.post(CHAT, json=wanted(LOOK_AROUND, strict=True))
@@ -152,14 +147,14 @@ async def test_look_around_is_left_out_of_a_pattern_unless_strict(
     assert WARNING not in kept.headers
 
 
-async def test_a_stream_carries_the_header_too(client: httpx.AsyncClient) -> None:
+async def test_a_stream_carries_the_header_too(client: Client) -> None:
     body = {**wanted(schema_of(set[int])), "stream": True}
     answer = await client.post(CHAT, json=body)
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert "uniqueItems" in answer.headers[WARNING]
 
 
-async def test_other_requests_have_no_such_header(client: httpx.AsyncClient) -> None:
+async def test_other_requests_have_no_such_header(client: Client) -> None:
     await client.post(CHAT, json=wanted(schema_of(bytes)))
     assert WARNING not in (await client.post(CHAT, json=HI)).headers
 
@@ -180,7 +175,7 @@ async def test_a_required_tool_is_treated_alike(config: AppConfig, is_strict: bo
     assert "uniqueItems" in (answer.text if is_strict else answer.headers[WARNING])
 
 
-async def test_a_client_s_words_add_no_header(client: httpx.AsyncClient) -> None:
+async def test_a_client_s_words_add_no_header(client: Client) -> None:
     hostile = {"type": "string", "format": "x\r\nSet-Cookie: a=b\r\n\r\n\u00e9" + "y" * 5_000}
     answer = await client.post(CHAT, json=wanted({"properties": {"a": hostile}}))
     assert answer.status_code == 200
@@ -191,9 +186,7 @@ async def test_a_client_s_words_add_no_header(client: httpx.AsyncClient) -> None
     assert len(value) < 600
 
 
-async def test_the_header_is_bounded_however_many_keywords_there_are(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_the_header_is_bounded_however_many_keywords_there_are(client: Client) -> None:
     many = {f"p{i}": {"type": "string", "format": f"format-{i:030}"} for i in range(100)}
     answer = await client.post(CHAT, json=wanted({"properties": many}))
     assert len(answer.headers[WARNING]) <= 512

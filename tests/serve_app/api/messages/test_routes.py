@@ -27,7 +27,7 @@ from serve_app.api.messages.schema import MessagesEvent, PromptFields
 from serve_app.http.warning_header import WARNING_HEADER
 from tests.images import data_uri, png
 from tests.offenders import Offenders
-from tests.serve_app.apps import ALICE, client_of, make_app, ring
+from tests.serve_app.apps import ALICE, Client, client_of, make_app, ring
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 
@@ -85,7 +85,7 @@ async def caller(calling: FakeBackend) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_a_whole_answer_has_anthropic_s_shape(client: httpx.AsyncClient) -> None:
+async def test_a_whole_answer_has_anthropic_s_shape(client: Client) -> None:
     answer = await client.post(MESSAGES, json=HI, headers={"x-request-id": "mine"})
     assert answer.json() == {
         "id": "msg_mine",
@@ -100,7 +100,7 @@ async def test_a_whole_answer_has_anthropic_s_shape(client: httpx.AsyncClient) -
     assert answer.headers["request-id"] == answer.headers["x-request-id"] == "mine"
 
 
-async def test_a_stream_s_events_come_in_anthropic_s_order(client: httpx.AsyncClient) -> None:
+async def test_a_stream_s_events_come_in_anthropic_s_order(client: Client) -> None:
     start, block, ping, *deltas, stop, end, last = await streamed(client)
     assert start["type"] == "message_start"
     assert start["message"]["content"] == []
@@ -128,15 +128,13 @@ async def test_deltas_are_sent_as_they_arrive(app: FastAPI, backend: FakeBackend
     assert b"message_stop" in call.body
 
 
-async def test_a_stream_names_its_request(client: httpx.AsyncClient) -> None:
+async def test_a_stream_names_its_request(client: Client) -> None:
     answer = await client.post(MESSAGES, json={**HI, "stream": True})
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
-async def test_cached_tokens_are_not_counted_as_input(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.steps = [[TextDelta((1,), "a", num_cached_tokens=4)], HELLO[2]]
+async def test_cached_tokens_are_not_counted_as_input(client: Client) -> None:
+    client.backend.steps = [[TextDelta((1,), "a", num_cached_tokens=4)], HELLO[2]]
     assert (await client.post(MESSAGES, json=HI)).json()["usage"] == usage(3, 2, 4)
     *_, end, _ = await streamed(client)
     assert end["usage"] == usage(3, 2, 4)
@@ -151,24 +149,18 @@ async def test_cached_tokens_are_not_counted_as_input(
     ],
 )
 async def test_the_stop_reason_is_the_true_one(
-    client: httpx.AsyncClient,
-    backend: FakeBackend,
-    last: TextDelta,
-    reason: str,
-    sequence: str | None,
+    client: Client, last: TextDelta, reason: str, sequence: str | None
 ) -> None:
-    backend.steps = [[last]]
+    client.backend.steps = [[last]]
     whole = (await client.post(MESSAGES, json={**HI, "stop_sequences": ["END", "x"]})).json()
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
     *_, end, _ = await streamed(client, stop_sequences=["END", "x"])
     assert end["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
-    assert backend.requests[0].sampling.stop == ("END", "x")
+    assert client.backend.requests[0].sampling.stop == ("END", "x")
 
 
-async def test_an_answer_without_text_has_no_block(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.steps = text_of()
+async def test_an_answer_without_text_has_no_block(client: Client) -> None:
+    client.backend.steps = text_of()
     assert (await client.post(MESSAGES, json=HI)).json()["content"] == []
     assert [event["type"] for event in await streamed(client)] == [
         "message_start",
@@ -177,12 +169,10 @@ async def test_an_answer_without_text_has_no_block(
     ]
 
 
-async def test_sampling_fields_reach_the_replica(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_sampling_fields_reach_the_replica(client: Client) -> None:
     fields = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "metadata": {"user_id": "u"}}
     assert (await client.post(MESSAGES, json={**HI, **fields})).status_code == 200
-    sampling = backend.requests[0].sampling
+    sampling = client.backend.requests[0].sampling
     assert (sampling.max_tokens, sampling.temperature) == (9, 0.5)
     assert (sampling.top_p, sampling.top_k) == (0.25, 3)
 
@@ -226,9 +216,7 @@ async def test_the_prompt_is_what_the_blocks_say(
     assert (messages[3].tool_call_id, messages[3].name) == ("c", "f")
 
 
-async def test_images_are_read_from_data_and_from_urls(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_images_are_read_from_data_and_from_urls(client: Client) -> None:
     data = IMAGE.partition(",")[2]
     sources = [
         {"type": "base64", "media_type": "image/png", "data": data},
@@ -240,7 +228,7 @@ async def test_images_are_read_from_data_and_from_urls(
     ]
     body = {**HI, "messages": [{"role": "user", "content": content}]}
     assert (await client.post(MESSAGES, json=body)).status_code == 200
-    message: Any = backend.requests[0].prompt[0]
+    message: Any = client.backend.requests[0].prompt[0]
     first, second, text = message.parts
     assert isinstance(first, ImagePart)
     assert first == second
@@ -249,7 +237,7 @@ async def test_images_are_read_from_data_and_from_urls(
 
 @pytest.mark.parametrize("path", [MESSAGES, COUNT])
 async def test_an_image_of_another_type_than_its_label_is_refused_as_anthropic_does(
-    client: httpx.AsyncClient, backend: FakeBackend, path: str
+    client: Client, path: str
 ) -> None:
     data = IMAGE.partition(",")[2]
     source = {"type": "base64", "media_type": "image/jpeg", "data": data}
@@ -263,17 +251,15 @@ async def test_an_image_of_another_type_than_its_label_is_refused_as_anthropic_d
         "messages[0].content[0].source.media_type: The image was specified using the image/jpeg "
         "media type, but the image appears to be a image/png image."
     )
-    assert not backend.requests
+    assert not client.backend.requests
 
 
-async def test_an_image_of_messages_may_be_in_lines_and_without_padding(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_an_image_of_messages_may_be_in_lines_and_without_padding(client: Client) -> None:
     data = "\n".join(textwrap.wrap(IMAGE.partition(",")[2].rstrip("="), 60))
     source = {"type": "base64", "media_type": "image/png", "data": data}
     turn = {"role": "user", "content": [{"type": "image", "source": source}]}
     assert (await client.post(MESSAGES, json={**HI, "messages": [turn]})).status_code == 200
-    assert backend.requests[0].prompt == (
+    assert client.backend.requests[0].prompt == (
         ChatMessage("user", (ImagePart(png(Image.new("RGB", (3, 2)))),)),
     )
 
@@ -359,12 +345,10 @@ async def test_tool_choice_is_kept(
     assert [tool.name for tool in request.tools] == ([] if num_calls == 0 else ["f"])
 
 
-async def test_reasoning_is_a_block_before_the_text(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_reasoning_is_a_block_before_the_text(client: Client) -> None:
     reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
-    backend.description = replace(backend.description, reasoning=reasoning)
-    backend.steps = text_of("<think>", "Hm", ".", "</think>", "Yes", ".")
+    client.backend.description = replace(client.backend.description, reasoning=reasoning)
+    client.backend.steps = text_of("<think>", "Hm", ".", "</think>", "Yes", ".")
     whole = (await client.post(MESSAGES, json=HI)).json()
     thinking, text = whole["content"]
     assert (thinking["type"], thinking["thinking"]) == ("thinking", "Hm.")
@@ -378,12 +362,10 @@ async def test_reasoning_is_a_block_before_the_text(
     assert deltas[2]["signature"] == thinking["signature"] != ""
 
 
-async def test_omitted_reasoning_comes_back_in_the_next_turn(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_omitted_reasoning_comes_back_in_the_next_turn(client: Client) -> None:
     reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
-    backend.description = replace(backend.description, reasoning=reasoning)
-    backend.steps = text_of("<think>", "Hm", " é.", "</think>", "Yes", ".")
+    client.backend.description = replace(client.backend.description, reasoning=reasoning)
+    client.backend.steps = text_of("<think>", "Hm", " é.", "</think>", "Yes", ".")
     fields = {"thinking": {"type": "adaptive", "display": "omitted"}}
     whole = (await client.post(MESSAGES, json={**HI, **fields})).json()
     thinking, text = whole["content"]
@@ -400,7 +382,7 @@ async def test_omitted_reasoning_comes_back_in_the_next_turn(
         answered = {"role": "assistant", "content": [block, text]}
         body = {**HI, **fields, "messages": [*USER, answered, *USER]}
         assert (await client.post(MESSAGES, json=body)).status_code == 200
-        messages: Any = backend.requests[-1].prompt
+        messages: Any = client.backend.requests[-1].prompt
         assert (messages[1].reasoning_content or "") == seen
 
 
@@ -414,36 +396,38 @@ async def test_omitted_reasoning_comes_back_in_the_next_turn(
     ],
 )
 async def test_thinking_is_switched_where_the_template_can(
-    client: httpx.AsyncClient, backend: FakeBackend, fields: Any, kwargs: Any
+    client: Client, fields: Any, kwargs: Any
 ) -> None:
-    backend.description = replace(backend.description, template_parameters=("enable_thinking",))
+    client.backend.description = replace(
+        client.backend.description, template_parameters=("enable_thinking",)
+    )
     assert (await client.post(MESSAGES, json={**HI, **fields})).status_code == 200
-    assert dict(backend.requests[0].template_kwargs) == kwargs
+    assert dict(client.backend.requests[0].template_kwargs) == kwargs
     assert (await client.post(COUNT, json={"model": "m", "messages": USER, **fields})).is_success
-    assert dict(backend.tokenized[0].template_kwargs) == kwargs
+    assert dict(client.backend.tokenized[0].template_kwargs) == kwargs
 
 
 async def test_an_effort_is_named_in_the_warning_header_where_the_template_has_no_setting(
-    client: httpx.AsyncClient, backend: FakeBackend
+    client: Client,
 ) -> None:
     fields = {"output_config": {"effort": "low"}}
     for path, body in ((MESSAGES, HI), (COUNT, {"model": "m", "messages": USER})):
         answer = await client.post(path, json={**body, **fields})
         assert answer.status_code == 200
         assert answer.headers[WARNING_HEADER].startswith("output_config.effort: the chat template")
-    assert backend.requests[0].template_kwargs == ()
+    assert client.backend.requests[0].template_kwargs == ()
 
 
 @pytest.mark.parametrize("reasons", [True, False])
 async def test_a_budget_bounds_the_tokens_of_reasoning_where_there_is_any(
-    client: httpx.AsyncClient, backend: FakeBackend, reasons: bool
+    client: Client, reasons: bool
 ) -> None:
     if reasons:
         reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
-        backend.description = replace(backend.description, reasoning=reasoning)
+        client.backend.description = replace(client.backend.description, reasoning=reasoning)
     thinking = {"type": "enabled", "budget_tokens": 5}
     assert (await client.post(MESSAGES, json={**HI, "thinking": thinking})).status_code == 200
-    (request,) = backend.requests
+    (request,) = client.backend.requests
     assert request.sampling.reasoning == (ReasoningTokens(8, 9, max_tokens=5) if reasons else None)
 
 
@@ -533,13 +517,11 @@ async def test_images_of_results_reach_the_model_in_the_user_s_turn_behind_them(
         assert rest == ([TextPart("What are these?")] if after in content else [])
 
 
-async def test_a_schema_constrains_the_text(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_a_schema_constrains_the_text(client: Client) -> None:
     form = {"type": "json_schema", "schema": {"type": "object"}}
     body = {**HI, "output_config": {"format": form}}
     assert (await client.post(MESSAGES, json=body)).status_code == 200
-    assert backend.requests[0].sampling.grammar is not None
+    assert client.backend.requests[0].sampling.grammar is not None
 
 
 async def test_tokens_are_counted_without_an_answer(
@@ -585,9 +567,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_not_honoured_is_refused_by_name_in_anthropic_s_shape(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_what_is_not_honoured_is_refused_by_name_in_anthropic_s_shape(client: Client) -> None:
     with Offenders() as offenders:
         for fields, named in REFUSALS:
             with offenders.case(fields, named):
@@ -604,7 +584,7 @@ async def test_what_is_not_honoured_is_refused_by_name_in_anthropic_s_shape(
                 assert named in told["error"]["message"]
                 assert answer.headers["request-id"] == "mine"
                 assert answer.headers["x-should-retry"] == "false"
-                assert backend.requests == []
+                assert client.backend.requests == []
 
 
 @pytest.mark.parametrize(
@@ -654,9 +634,9 @@ async def test_an_error_names_the_block_that_the_client_sent(
     ],
 )
 async def test_each_failure_has_anthropic_s_type(
-    client: httpx.AsyncClient, backend: FakeBackend, error: RaystreamError, status: int, type_: str
+    client: Client, error: RaystreamError, status: int, type_: str
 ) -> None:
-    backend.refusal = error
+    client.backend.refusal = error
     answer = await client.post(MESSAGES, json=HI)
     assert (answer.status_code, answer.json()["error"]["type"]) == (status, type_)
 
@@ -669,7 +649,7 @@ async def test_each_failure_has_anthropic_s_type(
     ],
 )
 async def test_errors_of_the_router_have_anthropic_s_shape(
-    client: httpx.AsyncClient, method: str, path: str, status: int, type_: str
+    client: Client, method: str, path: str, status: int, type_: str
 ) -> None:
     answer = await client.request(method, path)
     assert (answer.status_code, answer.json()["error"]["type"]) == (status, type_)
@@ -684,15 +664,13 @@ async def test_a_bug_has_anthropic_s_shape_too(app: FastAPI, backend: FakeBacken
     assert "secret" not in answer.text
 
 
-async def test_a_model_that_is_not_served_is_a_404(client: httpx.AsyncClient) -> None:
+async def test_a_model_that_is_not_served_is_a_404(client: Client) -> None:
     answer = await client.post(MESSAGES, json={**HI, "model": "claude"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
 
 
-async def test_a_broken_stream_ends_with_the_event_of_an_error(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.steps = [*HELLO[:1], GenerationFailedError("gone")]
+async def test_a_broken_stream_ends_with_the_event_of_an_error(client: Client) -> None:
+    client.backend.steps = [*HELLO[:1], GenerationFailedError("gone")]
     *_, delta, last = await streamed(client)
     assert delta["delta"]["text"] == "Hello"
     assert (last["type"], last["error"]) == ("error", {"type": "api_error", "message": "gone"})
@@ -768,10 +746,8 @@ async def test_the_result_of_a_call_may_be_null(caller: httpx.AsyncClient) -> No
     assert answer.status_code == 200, answer.text
 
 
-async def test_a_replica_s_refusal_of_a_grammar_names_the_client_s_field(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.refusal = InvalidRequestError("The schema needs too much.", GRAMMAR_PARAM)
+async def test_a_replica_s_refusal_of_a_grammar_names_the_client_s_field(client: Client) -> None:
+    client.backend.refusal = InvalidRequestError("The schema needs too much.", GRAMMAR_PARAM)
     answer = await client.post(MESSAGES, json=HI)
     assert answer.status_code == 400
     told = answer.json()["error"]["message"]

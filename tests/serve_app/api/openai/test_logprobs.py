@@ -19,6 +19,7 @@ from deployments.contract.output import (
 )
 from deployments.contract.sampling_params import MAX_NUM_PROMPT_LOGPROBS
 from serve_app.api.completions.answer import CompletionFramer
+from tests.serve_app.apps import Client
 from tests.serve_app.fakes import FakeBackend, Step
 from tests.serve_app.sse_decoder import stream_events
 
@@ -102,90 +103,80 @@ async def positions(client: httpx.AsyncClient, path: str, **fields: Any) -> Any:
 
 @both_surfaces
 async def test_each_position_has_the_prompt_s_own_token_and_the_likeliest(
-    client: httpx.AsyncClient, backend: FakeBackend, path: str
+    client: Client, path: str
 ) -> None:
-    backend.steps = STEPS
+    client.backend.steps = STEPS
     found = (await positions(client, path, prompt_logprobs=2))["prompt_logprobs"]
     assert found == [None, *({**own, **top} for own, top in zip(OWN, TOP, strict=True))]
     own_first = [next(iter(position)) for position in found[1:]]
     assert own_first == ["6", "7", "8"]
-    assert backend.requests[0].sampling.prompt_logprobs == 2
+    assert client.backend.requests[0].sampling.prompt_logprobs == 2
     found = (await positions(client, path, prompt_logprobs=0))["prompt_logprobs"]
     assert found == [None, *OWN]
-    assert backend.requests[1].sampling.prompt_logprobs == 0
+    assert client.backend.requests[1].sampling.prompt_logprobs == 0
 
 
 @both_surfaces
-async def test_an_answer_has_none_that_were_not_asked_for(
-    client: httpx.AsyncClient, backend: FakeBackend, path: str
-) -> None:
+async def test_an_answer_has_none_that_were_not_asked_for(client: Client, path: str) -> None:
     found = await positions(client, path, prompt_logprobs=None)
     assert "prompt_logprobs" not in found
-    assert backend.requests[0].sampling.prompt_logprobs is None
+    assert client.backend.requests[0].sampling.prompt_logprobs is None
 
 
-async def test_a_prompt_of_one_token_has_one_position(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.steps = [[scored(part(A))], [LAST]]
+async def test_a_prompt_of_one_token_has_one_position(client: Client) -> None:
+    client.backend.steps = [[scored(part(A))], [LAST]]
     found = await positions(client, COMPLETIONS, prompt_logprobs=1, echo=True, logprobs=1)
     assert found["prompt_logprobs"] == [None]
     assert found["logprobs"]["token_logprobs"] == [None, -1.5]
 
 
-async def test_a_repeated_prompt_brings_its_log_probabilities(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.steps = STEPS
+async def test_a_repeated_prompt_brings_its_log_probabilities(client: Client) -> None:
+    client.backend.steps = STEPS
     choice = await positions(client, COMPLETIONS, echo=True, logprobs=1)
     assert choice["text"] == "a é!"
     assert choice["logprobs"] == ECHOED
     assert "prompt_logprobs" not in choice
-    sampling = backend.requests[0].sampling
+    sampling = client.backend.requests[0].sampling
     assert (sampling.top_logprobs, sampling.prompt_logprobs) == (1, 1)
 
 
 async def test_both_fields_together_get_as_many_of_the_likeliest_as_each_asks_for(
-    client: httpx.AsyncClient, backend: FakeBackend
+    client: Client,
 ) -> None:
-    backend.steps = STEPS
+    client.backend.steps = STEPS
     choice = await positions(client, COMPLETIONS, echo=True, logprobs=1, prompt_logprobs=2)
-    assert backend.requests[0].sampling.prompt_logprobs == 2
+    assert client.backend.requests[0].sampling.prompt_logprobs == 2
     assert choice["logprobs"] == ECHOED
     assert list(choice["prompt_logprobs"][1]) == ["6", "7", "5"]
 
 
-async def test_with_max_tokens_0_only_the_prompt_is_returned(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.steps = EMPTY
+async def test_with_max_tokens_0_only_the_prompt_is_returned(client: Client) -> None:
+    client.backend.steps = EMPTY
     fields = {"echo": True, "logprobs": 1, "max_tokens": 0}
     answer = await client.post(COMPLETIONS, json={**PROMPT[COMPLETIONS], **fields})
     (choice,) = answer.json()["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("a é", "length")
     assert choice["logprobs"] == {name: entries[:-1] for name, entries in ECHOED.items()}
     assert answer.json()["usage"]["completion_tokens"] == 0
-    assert backend.requests[0].sampling.max_tokens == 0
+    assert client.backend.requests[0].sampling.max_tokens == 0
 
 
-async def test_each_answer_to_a_prompt_repeats_it_but_it_is_computed_once(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.scripts = [STEPS, OTHER, EMPTY, OTHER]
+async def test_each_answer_to_a_prompt_repeats_it_but_it_is_computed_once(client: Client) -> None:
+    client.backend.scripts = [STEPS, OTHER, EMPTY, OTHER]
     fields = {"prompt": ["a é", "a é"], "n": 2, "echo": True, "logprobs": 1, "prompt_logprobs": 0}
     answer = await client.post(COMPLETIONS, json={**PROMPT[COMPLETIONS], **fields})
     choices = answer.json()["choices"]
     assert [choice["text"] for choice in choices] == ["a é!", "a é!", "a é", "a é!"]
     assert all(choice["prompt_logprobs"] == [None, *OWN] for choice in choices)
     assert [choice["logprobs"] == ECHOED for choice in choices] == [True, True, False, True]
-    asked = [request.sampling.prompt_logprobs for request in backend.requests]
+    asked = [request.sampling.prompt_logprobs for request in client.backend.requests]
     assert asked == [1, None, 1, None]
 
 
 async def test_a_streamed_prompt_comes_with_its_log_probabilities_before_its_answers(
-    client: httpx.AsyncClient, backend: FakeBackend
+    client: Client,
 ) -> None:
-    backend.scripts = [EMPTY, OTHER]
+    client.backend.scripts = [EMPTY, OTHER]
     fields = {"n": 2, "echo": True, "logprobs": 1}
     *chunks, done = await stream_events(client, COMPLETIONS, {**PROMPT[COMPLETIONS], **fields})
     assert done == "[DONE]"
@@ -227,24 +218,26 @@ MANY = MAX_NUM_PROMPT_LOGPROBS // 8
     ],
 )
 async def test_more_log_probabilities_than_one_request_may_have_are_refused_by_the_client_s_name(
-    client: httpx.AsyncClient, backend: FakeBackend, fields: dict[str, Any], param: str
+    client: Client, fields: dict[str, Any], param: str
 ) -> None:
-    backend.steps = STEPS
+    client.backend.steps = STEPS
     asked = {**PROMPT[COMPLETIONS], "prompt": ["a é", "a é"], "n": 2, **fields}
-    backend.accepted = {"num_prompt_tokens": MANY}
+    client.backend.accepted = {"num_prompt_tokens": MANY}
     assert (await client.post(COMPLETIONS, json=asked)).status_code == 200
-    backend.accepted = {"num_prompt_tokens": MANY + 1}
+    client.backend.accepted = {"num_prompt_tokens": MANY + 1}
     answer = await client.post(COMPLETIONS, json=asked)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
     assert "131080; one request may have at most 131072" in answer.json()["error"]["message"]
-    assert all(stream.closed.is_set() for stream in backend.streams[-4:])
+    assert all(stream.closed.is_set() for stream in client.backend.streams[-4:])
 
 
 async def test_the_engine_s_refusal_of_a_repeated_prompt_names_the_client_s_field(
-    client: httpx.AsyncClient, backend: FakeBackend
+    client: Client,
 ) -> None:
-    backend.refusal = InvalidRequestError("the prompt is too long to score", "prompt_logprobs")
+    client.backend.refusal = InvalidRequestError(
+        "the prompt is too long to score", "prompt_logprobs"
+    )
     answer = await client.post(
         COMPLETIONS, json={**PROMPT[COMPLETIONS], "echo": True, "logprobs": 1}
     )
@@ -253,7 +246,7 @@ async def test_the_engine_s_refusal_of_a_repeated_prompt_names_the_client_s_fiel
 
 
 async def test_a_prompt_is_written_once_for_all_its_answers(
-    client: httpx.AsyncClient, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[PromptLogprobs] = []
     positions_of = PromptLogprobs.positions
@@ -264,7 +257,7 @@ async def test_a_prompt_is_written_once_for_all_its_answers(
 
     monkeypatch.setattr(PromptLogprobs, "positions", counted)
     for fields in ({"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}):
-        backend.scripts = [STEPS, OTHER, OTHER]
+        client.backend.scripts = [STEPS, OTHER, OTHER]
         asked = {**PROMPT[COMPLETIONS], "n": 3, **fields}
         assert (await client.post(COMPLETIONS, json=asked)).status_code == 200
         assert written == list(PARTS)
@@ -273,10 +266,7 @@ async def test_a_prompt_is_written_once_for_all_its_answers(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_other_requests_go_on_between_the_parts_of_a_prompt(
-    client: httpx.AsyncClient,
-    backend: FakeBackend,
-    monkeypatch: pytest.MonkeyPatch,
-    stream: bool,
+    client: Client, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     turns, num_turns = [], 0
     positions_of = PromptLogprobs.positions
@@ -292,7 +282,7 @@ async def test_other_requests_go_on_between_the_parts_of_a_prompt(
             await asyncio.sleep(0)
 
     monkeypatch.setattr(PromptLogprobs, "positions", noted)
-    backend.steps = [[scored(PARTS[0], *PARTS[1:] * 5)], [LAST]]
+    client.backend.steps = [[scored(PARTS[0], *PARTS[1:] * 5)], [LAST]]
     other = asyncio.create_task(take_turns())
     asked = {**PROMPT[COMPLETIONS], "echo": True, "logprobs": 1, "stream": stream}
     assert (await client.post(COMPLETIONS, json=asked)).status_code == 200

@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 import torch
@@ -17,6 +16,7 @@ from deployments.text_generator import TextGenerator
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.local_handle import local_backend
+from tests.serve_app.apps import Client
 from tests.serve_app.local_replica import local_generator
 
 FOLDER = Path(__file__).resolve().parents[4] / "models/pydoc-chat"
@@ -97,7 +97,7 @@ async def test_chats_tell_what_transformers_computes(openai_client: openai.Async
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
 async def test_lm_evaluation_harness_can_score_continuations(
-    client: httpx.AsyncClient, max_tokens: int
+    client: Client, max_tokens: int
 ) -> None:
     # The body that its model `local-completions` sends, and what it reads of the answer.
     context, whole = ids_of(CONTEXT), ids_of(CONTEXT + CONTINUATION)

@@ -25,7 +25,7 @@ from serve_app.ingress import AppParts, build_app
 from serve_app.metrics import DELIVERED_TOKENS, IngressMetrics
 from serve_app.streaming.event_id import LAST_EVENT_ID
 from tests.offenders import Offenders
-from tests.serve_app.apps import access_lines
+from tests.serve_app.apps import Client, access_lines
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock, Step
 from tests.serve_app.ingress_numbers import numbers
@@ -336,9 +336,7 @@ def told(answer: httpx.Response) -> Received:
     return received
 
 
-async def test_events_have_ids_if_the_client_names_event_streams(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_events_have_ids_if_the_client_names_event_streams(client: Client) -> None:
     ids = await ids_of(client, CHAT, ASK)
     assert len(set(ids)) == len(ids) == 6  # the role, three texts, the finish, [DONE]
     assert {len(each) for each in ids[:-1]} == {40}
@@ -347,7 +345,7 @@ async def test_events_have_ids_if_the_client_names_event_streams(
 
 
 async def test_sixteen_choices_have_ids_of_a_few_hundred_bytes_and_more_have_none(
-    client: httpx.AsyncClient, config: AppConfig
+    client: Client, config: AppConfig
 ) -> None:
     ids = await ids_of(client, CHAT, {**ASK, "n": 16})
     assert max(map(len, ids)) == 24 + 16 * 16 + len(".done")
@@ -363,7 +361,7 @@ async def test_sixteen_choices_have_ids_of_a_few_hundred_bytes_and_more_have_non
 
 
 async def test_a_stream_with_its_prompt_s_log_probabilities_has_no_ids_and_is_not_resumed(
-    client: httpx.AsyncClient,
+    client: Client,
 ) -> None:
     (first, *_) = await ids_of(client, COMPLETIONS, CONTINUE)
     body = {**CONTINUE, "echo": True, "logprobs": 1}
@@ -375,43 +373,37 @@ async def test_a_stream_with_its_prompt_s_log_probabilities_has_no_ids_and_is_no
     assert "with the log-probabilities of its prompt" in refused.json()["error"]["message"]
 
 
-async def test_the_server_s_own_seed_is_in_the_id_and_used_again(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_the_server_s_own_seed_is_in_the_id_and_used_again(client: Client) -> None:
     ids = await ids_of(client, CHAT, {**ASK, "n": 3})
-    first = [request.sampling.seed for request in backend.requests]
+    first = [request.sampling.seed for request in client.backend.requests]
     assert len(set(first)) == 3
     assert first[0] == int.from_bytes(urlsafe_b64decode(ids[0][:24])[1:9])
-    backend.requests.clear()
+    client.backend.requests.clear()
     assert told(await resume(client, {**ASK, "n": 3}, ids[4])).num_done == 1
-    assert [request.sampling.seed for request in backend.requests] == first
+    assert [request.sampling.seed for request in client.backend.requests] == first
     await client.post(CHAT, json=ASK, headers=ACCEPT)
-    assert backend.requests[-1].sampling.seed != first[0]
+    assert client.backend.requests[-1].sampling.seed != first[0]
 
 
 @pytest.mark.parametrize("seed", [7, -7])
-async def test_a_seed_of_the_client_s_is_kept(
-    client: httpx.AsyncClient, backend: FakeBackend, seed: int
-) -> None:
+async def test_a_seed_of_the_client_s_is_kept(client: Client, seed: int) -> None:
     ids = await ids_of(client, CHAT, {**ASK, "seed": seed})
     answer = await resume(client, {**ASK, "seed": seed}, ids[1])
     assert told(answer).choices[0] == [("content", ", world!"), ("finish", ("stop",))]
-    assert backend.requests[0].sampling == backend.requests[1].sampling
+    assert client.backend.requests[0].sampling == client.backend.requests[1].sampling
     other = await resume(client, {**ASK, "seed": seed + 1}, ids[1])
     assert other.status_code == 409
 
 
-async def test_nothing_is_sent_behind_done(client: httpx.AsyncClient, backend: FakeBackend) -> None:
+async def test_nothing_is_sent_behind_done(client: Client) -> None:
     ids = await ids_of(client, CHAT, ASK)
-    num_requests = len(backend.requests)
+    num_requests = len(client.backend.requests)
     answer = await resume(client, ASK, ids[-1])
     assert (answer.status_code, answer.content) == (204, b"")
-    assert len(backend.requests) == num_requests
+    assert len(client.backend.requests) == num_requests
 
 
-async def test_the_usage_is_that_of_the_whole_answer_and_comes_once(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_the_usage_is_that_of_the_whole_answer_and_comes_once(client: Client) -> None:
     body = {**ASK, "stream_options": {"include_usage": True}}
     ids = await ids_of(client, CHAT, body)
     (usage,) = told(await resume(client, body, ids[2])).usages
@@ -441,18 +433,16 @@ async def test_another_request_is_refused_at_once(
 
 
 @pytest.mark.parametrize("attribute", ["fingerprint", "prompt_digest"])
-async def test_another_model_or_prompt_is_refused_at_once(
-    client: httpx.AsyncClient, backend: FakeBackend, attribute: str
-) -> None:
+async def test_another_model_or_prompt_is_refused_at_once(client: Client, attribute: str) -> None:
     ids = await ids_of(client, CHAT, ASK)
     changed = {"fingerprint": "fp_other", "prompt_digest": b"other"}
-    backend.accepted = {attribute: changed[attribute]}
+    client.backend.accepted = {attribute: changed[attribute]}
     answer = await resume(client, ASK, ids[1])
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "answer_changed")
 
 
 async def test_the_order_of_keys_and_white_space_do_not_make_another_request(
-    client: httpx.AsyncClient,
+    client: Client,
 ) -> None:
     ids = await ids_of(client, CHAT, {**ASK, "top_p": 1})
     body = json.dumps(dict(reversed({**ASK, "top_p": 1.0}.items())), indent=2)
@@ -470,9 +460,7 @@ OTHER_IDS: list[tuple[str, str]] = [
 ]
 
 
-async def test_an_id_that_is_not_ours_is_refused(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_an_id_that_is_not_ours_is_refused(client: Client) -> None:
     with Offenders() as offenders:
         for last, why in OTHER_IDS:
             with offenders.case(last, why):
@@ -481,7 +469,7 @@ async def test_an_id_that_is_not_ours_is_refused(
                 assert (answer.status_code, error["param"]) == (400, LAST_EVENT_ID)
                 assert why in error["message"]
                 assert "leave the header out" in error["message"]
-                assert not backend.requests
+                assert not client.backend.requests
 
 
 NOT_RESUMED: list[tuple[str, dict[str, Any]]] = [
@@ -492,18 +480,16 @@ NOT_RESUMED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-async def test_what_can_not_be_resumed_is_refused_by_name(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_what_can_not_be_resumed_is_refused_by_name(client: Client) -> None:
     with Offenders() as offenders:
         for path, body in NOT_RESUMED:
             with offenders.case(path, body):
                 (last, *_) = await ids_of(client, CHAT, ASK)
-                backend.requests.clear()
+                client.backend.requests.clear()
                 answer = await resume(client, body, last, path)
                 assert answer.status_code == 400
                 assert LAST_EVENT_ID in answer.json()["error"]["message"]
-                assert not backend.requests
+                assert not client.backend.requests
 
 
 @pytest.mark.parametrize(
@@ -515,33 +501,29 @@ async def test_what_can_not_be_resumed_is_refused_by_name(
     ids=["another token", "an earlier end"],
 )
 async def test_an_answer_that_differs_ends_in_an_error_and_sends_nothing_of_it(
-    client: httpx.AsyncClient, backend: FakeBackend, second: list[Step]
+    client: Client, second: list[Step]
 ) -> None:
     ids = await ids_of(client, CHAT, ASK)
-    backend.scripts = [second]
+    client.backend.scripts = [second]
     received = told(await resume(client, ASK, ids[2]))
     (error,) = received.errors
     assert (error["code"], error["type"]) == ("answer_changed", "invalid_request_error")
     assert "without Last-Event-ID" in error["message"]
     assert (received.num_done, dict(received.choices)) == (0, {})
-    assert backend.streams[-1].closed.is_set()
+    assert client.backend.streams[-1].closed.is_set()
 
 
-async def test_an_answer_that_ends_before_what_was_sent_of_it_is_an_error(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_an_answer_that_ends_before_what_was_sent_of_it_is_an_error(client: Client) -> None:
     ids = await ids_of(client, CHAT, ASK)
     short = [[TextDelta((11, 12, 13, 14), "Hello")], [TextDelta((15,), "", FinishReason.STOP)]]
-    backend.scripts = [short]
+    client.backend.scripts = [short]
     received = told(await resume(client, ASK, ids[2]))
     assert [error["code"] for error in received.errors] == ["answer_changed"]
     assert received.num_done == 0
 
 
-async def test_a_stream_that_has_failed_is_resumed_behind_its_last_event(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.scripts = [[*HELLO[:1], GenerationFailedError("no")]]
+async def test_a_stream_that_has_failed_is_resumed_behind_its_last_event(client: Client) -> None:
+    client.backend.scripts = [[*HELLO[:1], GenerationFailedError("no")]]
     answer = await client.post(CHAT, json=ASK, headers=ACCEPT)
     received = told(answer)
     assert [error["code"] for error in received.errors] == ["generation_failed"]

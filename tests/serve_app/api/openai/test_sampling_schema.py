@@ -8,15 +8,14 @@ from deployments.contract.sampling_params import SamplingParams
 from serve_app.api.chat.schema import ChatRequest
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
+from tests.serve_app.apps import Client
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
 HI: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
-async def test_fields_become_sampling_parameters(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_fields_become_sampling_parameters(client: Client) -> None:
     fields = {
         "max_completion_tokens": 5,
         "temperature": 0,
@@ -36,7 +35,7 @@ async def test_fields_become_sampling_parameters(
         "top_logprobs": 3,
     }
     assert (await client.post(CHAT, json={**HI, **fields})).status_code == 200
-    assert backend.requests[0].sampling == SamplingParams(
+    assert client.backend.requests[0].sampling == SamplingParams(
         max_tokens=5,
         temperature=0,
         top_p=0.5,
@@ -92,11 +91,9 @@ def test_the_engine_returns_logprobs_only_on_request(
     assert sampling.top_logprobs == top_logprobs
 
 
-async def test_the_plain_surface_takes_the_same_parameters(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_the_plain_surface_takes_the_same_parameters(client: Client) -> None:
     fields = {"presence_penalty": 1, "logit_bias": {"5": 1}, "min_tokens": 2, "seed": 0}
     assert (await client.post("/text-generation", json={"prompt": "a", **fields})).is_success
-    assert backend.requests[0].sampling == SamplingParams(
+    assert client.backend.requests[0].sampling == SamplingParams(
         presence_penalty=1, logit_bias=((5, 1),), min_tokens=2
     )

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from deployments.contract.errors import InvalidRequestError
 from deployments.contract.pooling import TextPair
 from tests.offenders import Offenders
-from tests.serve_app.apps import access_lines, client_of, make_app
+from tests.serve_app.apps import Client, access_lines, client_of, make_app
 from tests.serve_app.fake_pooler import (
     MAX_MODEL_LEN,
     FakeClassifier,
@@ -52,9 +52,7 @@ async def ranked(client: httpx.AsyncClient, path: str = "/rerank", **fields: obj
     return answer.json()
 
 
-async def test_an_answer_holds_what_jina_s_and_cohere_s_clients_read(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_an_answer_holds_what_jina_s_and_cohere_s_clients_read(client: Client) -> None:
     answer = await ranked(client, "/v1/rerank")
     assert answer.pop("id").startswith("rerank-")
     third = pytest.approx(1 / 3)
@@ -75,7 +73,7 @@ async def test_an_answer_holds_what_jina_s_and_cohere_s_clients_read(
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_documents_come_back_if_asked_for(client: httpx.AsyncClient, path: str) -> None:
+async def test_documents_come_back_if_asked_for(client: Client, path: str) -> None:
     by_default = path != "/v2/rerank"
     for asked, expected in ((None, by_default), (True, True), (False, False)):
         answer = await ranked(client, path, return_documents=asked)
@@ -84,7 +82,7 @@ async def test_documents_come_back_if_asked_for(client: httpx.AsyncClient, path:
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_document_s_other_fields_come_back_unread(
-    client: httpx.AsyncClient, cross_encoder: FakeCrossEncoder, path: str
+    client: Client, cross_encoder: FakeCrossEncoder, path: str
 ) -> None:
     documents = [
         {"text": "nothing here", "title": "join two paths"},
@@ -100,19 +98,19 @@ async def test_a_document_s_other_fields_come_back_unread(
     assert read == ["nothing here", "join two paths", "two"]
 
 
-async def test_top_n_keeps_the_best(client: httpx.AsyncClient) -> None:
+async def test_top_n_keeps_the_best(client: Client) -> None:
     assert [each["index"] for each in (await ranked(client, top_n=2))["results"]] == [1, 2]
     for everything in (0, 9, None):
         assert len((await ranked(client, top_n=everything))["results"]) == 3
 
 
-async def test_equal_documents_keep_their_order(client: httpx.AsyncClient) -> None:
+async def test_equal_documents_keep_their_order(client: Client) -> None:
     answer = await ranked(client, documents=["two", {"text": "two"}, "paths"])
     assert [each["index"] for each in answer["results"]] == [0, 1, 2]
 
 
 async def test_a_cross_encoder_reads_the_query_with_each_document(
-    client: httpx.AsyncClient, cross_encoder: FakeCrossEncoder
+    client: Client, cross_encoder: FakeCrossEncoder
 ) -> None:
     await ranked(client, max_tokens_per_doc=9)
     (request,) = cross_encoder.requests
@@ -122,7 +120,7 @@ async def test_a_cross_encoder_reads_the_query_with_each_document(
 
 
 async def test_an_embedding_model_reads_prompts_and_is_asked_once(
-    client: httpx.AsyncClient, embedder: FakeEmbedder
+    client: Client, embedder: FakeEmbedder
 ) -> None:
     answer = await ranked(client, model="e", query="a", documents=["b", "a"])
     (request,) = embedder.requests
@@ -132,14 +130,14 @@ async def test_an_embedding_model_reads_prompts_and_is_asked_once(
 
 
 async def test_an_embedding_model_s_query_is_not_cut_with_its_documents(
-    client: httpx.AsyncClient, embedder: FakeEmbedder
+    client: Client, embedder: FakeEmbedder
 ) -> None:
     await ranked(client, model="e", max_tokens_per_doc=1)
     (request,) = embedder.requests
     assert (len(request.texts), request.max_text_tokens, request.num_whole) == (4, 1, 1)
 
 
-async def test_without_a_name_the_cross_encoder_answers(client: httpx.AsyncClient) -> None:
+async def test_without_a_name_the_cross_encoder_answers(client: Client) -> None:
     assert (await ranked(client, model=None))["model"] == "x"
 
 
@@ -161,7 +159,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_a_wrong_request_is_told_why_in_the_path_s_shape(client: httpx.AsyncClient) -> None:
+async def test_a_wrong_request_is_told_why_in_the_path_s_shape(client: Client) -> None:
     with Offenders() as offenders:
         for path in PATHS:
             for fields, words in WRONG:
@@ -185,7 +183,7 @@ async def test_a_wrong_request_is_told_why_in_the_path_s_shape(client: httpx.Asy
     ("model", "place"), [("x", {"documents": ["a", TOO_LONG]}), ("e", {"query": TOO_LONG})]
 )
 async def test_an_error_names_the_client_s_own_field(
-    client: httpx.AsyncClient, model: str, place: dict[str, Any]
+    client: Client, model: str, place: dict[str, Any]
 ) -> None:
     body = {"model": model, "query": "a", "documents": ["a"], **place}
     error = (await client.post("/rerank", json=body)).json()["error"]
@@ -197,10 +195,7 @@ async def test_an_error_names_the_client_s_own_field(
 
 @pytest.mark.parametrize("model", ["x", "e"])
 async def test_an_error_about_all_texts_names_the_documents(
-    client: httpx.AsyncClient,
-    cross_encoder: FakeCrossEncoder,
-    embedder: FakeEmbedder,
-    model: str,
+    client: Client, cross_encoder: FakeCrossEncoder, embedder: FakeEmbedder, model: str
 ) -> None:
     cross_encoder.refusal = embedder.refusal = InvalidRequestError("Too many tokens.", "input")
     body = {"model": model, "query": QUERY, "documents": DOCUMENTS}
@@ -208,14 +203,14 @@ async def test_an_error_about_all_texts_names_the_documents(
     assert error["param"] == "documents"
 
 
-async def test_a_key_s_refusal_at_v2_has_cohere_s_shape(client: httpx.AsyncClient) -> None:
+async def test_a_key_s_refusal_at_v2_has_cohere_s_shape(client: Client) -> None:
     answer = await client.post("/v2/rerank", content=b"no JSON")
     assert answer.status_code == 415
     assert set(answer.json()) == {"id", "message"}
 
 
 async def test_the_access_log_names_model_and_tokens(
-    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+    client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
         await ranked(client)

@@ -26,7 +26,7 @@ from serve_app.api.responses.schema import ResponsesEvent
 from serve_app.http.warning_header import WARNING_HEADER
 from tests.images import data_uri
 from tests.offenders import Offenders
-from tests.serve_app.apps import client_of, make_app
+from tests.serve_app.apps import Client, client_of, make_app
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 
@@ -77,7 +77,7 @@ async def caller(calling: FakeBackend) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_a_whole_answer_has_openai_s_shape(client: httpx.AsyncClient) -> None:
+async def test_a_whole_answer_has_openai_s_shape(client: Client) -> None:
     body = {**HI, "metadata": {"a": "b"}, "store": True}
     answer = await client.post(RESPONSES, json=body, headers={"x-request-id": "mine"})
     told = answer.json()
@@ -130,7 +130,7 @@ async def test_a_whole_answer_has_openai_s_shape(client: httpx.AsyncClient) -> N
     }
 
 
-async def test_a_stream_s_events_come_in_openai_s_order(client: httpx.AsyncClient) -> None:
+async def test_a_stream_s_events_come_in_openai_s_order(client: Client) -> None:
     whole = (await client.post(RESPONSES, json=HI, headers={"x-request-id": "x"})).json()
     events = await streamed(client)
     assert kinds_of(events) == [
@@ -165,23 +165,19 @@ async def test_deltas_are_sent_as_they_arrive(app: FastAPI, backend: FakeBackend
     assert b"response.completed" in call.body
 
 
-async def test_an_answer_that_its_limit_cuts_is_incomplete(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.steps = text_of("a", finish=FinishReason.LENGTH)
+async def test_an_answer_that_its_limit_cuts_is_incomplete(client: Client) -> None:
+    client.backend.steps = text_of("a", finish=FinishReason.LENGTH)
     whole = (await client.post(RESPONSES, json={**HI, "max_output_tokens": 1})).json()
     last = (await streamed(client, max_output_tokens=1))[-1]
     assert last["type"] == "response.incomplete"
     for told in (whole, last["response"]):
         assert told["status"] == told["output"][0]["status"] == "incomplete"
         assert told["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert backend.requests[0].sampling.max_tokens == 1
+    assert client.backend.requests[0].sampling.max_tokens == 1
 
 
-async def test_a_broken_stream_ends_with_a_failed_response(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.steps = [*HELLO[:1], GenerationFailedError("gone")]
+async def test_a_broken_stream_ends_with_a_failed_response(client: Client) -> None:
+    client.backend.steps = [*HELLO[:1], GenerationFailedError("gone")]
     *_, delta, last = await streamed(client)
     assert delta["delta"] == "Hello"
     assert last["type"] == "response.failed"
@@ -233,12 +229,10 @@ async def test_tool_choice_is_kept(
     assert (calling.requests[0].sampling.grammar is not None) == must_call
 
 
-async def test_reasoning_is_an_item_before_the_text(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_reasoning_is_an_item_before_the_text(client: Client) -> None:
     reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
-    backend.description = replace(backend.description, reasoning=reasoning)
-    backend.steps = text_of("<think>", "Hm", ".", "</think>", "Yes.")
+    client.backend.description = replace(client.backend.description, reasoning=reasoning)
+    client.backend.steps = text_of("<think>", "Hm", ".", "</think>", "Yes.")
     whole = (await client.post(RESPONSES, json=HI)).json()
     Response.model_validate(whole)
     thought, text = whole["output"]
@@ -347,9 +341,7 @@ async def test_only_allowed_tools_are_offered(
     assert (request.sampling.grammar is not None) == (mode == "required")
 
 
-async def test_a_refusal_of_an_earlier_turn_is_text(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_a_refusal_of_an_earlier_turn_is_text(client: Client) -> None:
     refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
     hi = {"role": "user", "content": "hi"}
     whole = {"role": "assistant", "content": None, "refusal": "No."}
@@ -361,7 +353,9 @@ async def test_a_refusal_of_an_earlier_turn_is_text(
     ):
         answer = await client.post(path, json={"model": "m", name: [hi, turn, hi]})
         assert answer.status_code == 200, answer.text
-        messages = [each for each in backend.requests[-1].prompt if isinstance(each, ChatMessage)]
+        messages = [
+            each for each in client.backend.requests[-1].prompt if isinstance(each, ChatMessage)
+        ]
         assert messages[1].parts == (TextPart("No."),)
 
 
@@ -372,13 +366,11 @@ async def test_a_refusal_of_an_earlier_turn_is_text(
         {"type": "json_schema", "name": "s", "schema": {"type": "object"}, "strict": True},
     ],
 )
-async def test_a_format_constrains_the_text(
-    client: httpx.AsyncClient, backend: FakeBackend, form: dict[str, Any]
-) -> None:
+async def test_a_format_constrains_the_text(client: Client, form: dict[str, Any]) -> None:
     answer = await client.post(RESPONSES, json={**HI, "text": {"format": form}})
     assert answer.status_code == 200
     assert answer.json()["text"]["format"]["type"] == form["type"]
-    assert backend.requests[0].sampling.grammar is not None
+    assert client.backend.requests[0].sampling.grammar is not None
 
 
 NOT_HONOURED: list[tuple[dict[str, Any], str]] = [
@@ -433,19 +425,17 @@ async def test_what_is_not_honoured_is_refused_by_name(
 
 
 async def test_an_effort_is_named_in_the_warning_header_where_the_template_has_no_setting(
-    client: httpx.AsyncClient, backend: FakeBackend
+    client: Client,
 ) -> None:
     answer = await client.post(RESPONSES, json={**HI, "reasoning": {"effort": "medium"}})
     assert answer.status_code == 200
     assert answer.headers[WARNING_HEADER].startswith("reasoning.effort: the chat template of 'm'")
     assert answer.json()["reasoning"]["effort"] == "medium"
-    assert backend.requests[0].template_kwargs == ()
+    assert client.backend.requests[0].template_kwargs == ()
 
 
-async def test_an_overload_has_openai_s_shape(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.refusal = OverloadedError("no", None, 17)
+async def test_an_overload_has_openai_s_shape(client: Client) -> None:
+    client.backend.refusal = OverloadedError("no", None, 17)
     answer = await client.post(RESPONSES, json={**HI, "stream": True})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "17")
     assert answer.json()["error"]["code"] == "overloaded"
@@ -490,7 +480,7 @@ METADATA: list[dict[str, object]] = [
 ]
 
 
-async def test_metadata_has_openai_s_bounds(client: httpx.AsyncClient) -> None:
+async def test_metadata_has_openai_s_bounds(client: Client) -> None:
     with Offenders() as offenders:
         for metadata in METADATA:
             with offenders.case(metadata):
@@ -499,10 +489,8 @@ async def test_metadata_has_openai_s_bounds(client: httpx.AsyncClient) -> None:
                 assert answer.json()["error"]["param"].startswith("metadata")
 
 
-async def test_a_replica_s_refusal_of_a_grammar_names_the_client_s_field(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.refusal = InvalidRequestError("The schema needs too much.", GRAMMAR_PARAM)
+async def test_a_replica_s_refusal_of_a_grammar_names_the_client_s_field(client: Client) -> None:
+    client.backend.refusal = InvalidRequestError("The schema needs too much.", GRAMMAR_PARAM)
     answer = await client.post(RESPONSES, json=HI)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "text.format"

@@ -14,7 +14,7 @@ from deployments.contract.pooling import TextPair
 from serve_app.api.intake import comparer
 from serve_app.api.intake.comparer import cosines
 from tests.offenders import Offenders
-from tests.serve_app.apps import make_app
+from tests.serve_app.apps import Client, make_app
 from tests.serve_app.fake_pooler import MAX_MODEL_LEN, WIDTH, FakeCrossEncoder, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend
 
@@ -44,7 +44,7 @@ async def scored(client: httpx.AsyncClient, one: Any, other: Any, **fields: Any)
 
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
-async def test_an_answer_has_vllm_s_shape(client: httpx.AsyncClient, path: str) -> None:
+async def test_an_answer_has_vllm_s_shape(client: Client, path: str) -> None:
     body = {"model": "x", "text_1": "two words", "text_2": ["two", "three words", "none"]}
     answer = (await client.post(path, json=body)).json()
     assert answer.pop("id").startswith("score-")
@@ -70,7 +70,7 @@ async def test_an_answer_has_vllm_s_shape(client: httpx.AsyncClient, path: str) 
     ],
 )
 async def test_texts_are_paired_as_in_vllm(
-    client: httpx.AsyncClient,
+    client: Client,
     cross_encoder: FakeCrossEncoder,
     one: Any,
     other: Any,
@@ -81,7 +81,7 @@ async def test_texts_are_paired_as_in_vllm(
 
 
 async def test_an_embedding_model_scores_by_the_cosine_with_its_default_prompt(
-    client: httpx.AsyncClient, embedder: FakeEmbedder
+    client: Client, embedder: FakeEmbedder
 ) -> None:
     answer = await scored(client, "a", ["a", "b"], model="e")
     assert embedder.requests[0].texts == ("da", "da", "db")
@@ -99,7 +99,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_a_wrong_request_is_told_why(client: httpx.AsyncClient) -> None:
+async def test_a_wrong_request_is_told_why(client: Client) -> None:
     with Offenders() as offenders:
         for fields, param, words in WRONG:
             with offenders.case(fields, param, words):
@@ -112,7 +112,7 @@ async def test_a_wrong_request_is_told_why(client: httpx.AsyncClient) -> None:
 
 
 async def test_many_vectors_are_compared_off_the_event_loop(
-    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
 

@@ -3,7 +3,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-import httpx
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,7 +17,7 @@ from serve_app.config import AppConfig, Scope
 from serve_app.ingress import AppParts, build_app
 from serve_app.keys.api_keys import KeyRing
 from serve_app.metrics import ALL, INGRESS, IngressMetrics
-from tests.serve_app.apps import ALICE, BOB, bearer, client_of, key, question
+from tests.serve_app.apps import ALICE, BOB, Client, bearer, client_of, key, question
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 
 CHAT = "/v1/chat/completions"
@@ -205,7 +204,7 @@ async def test_the_text_is_rendered_once_for_scrapers_that_come_together(
     assert len({answer.content for answer in answers}) == 1
 
 
-async def test_the_route_is_documented(client: httpx.AsyncClient) -> None:
+async def test_the_route_is_documented(client: Client) -> None:
     operation = (await client.get("/openapi.json")).json()["paths"]["/metrics"]["get"]
     assert set(operation["responses"]) == {"200", "default"}
 

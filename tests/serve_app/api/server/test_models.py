@@ -12,7 +12,7 @@ from serve_app.backends.models.catalog import ModelCatalog
 from serve_app.backends.models.serving_states import DEPLOY_FAILED, DeploymentState, ServingState
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.serve_app.apps import client_of
+from tests.serve_app.apps import Client, client_of
 from tests.serve_app.fake_pooler import FakeClassifier
 from tests.serve_app.fakes import FakeBackend, FakeClock
 
@@ -42,12 +42,12 @@ CARD = {
 }
 
 
-async def test_models_are_listed(client: httpx.AsyncClient) -> None:
+async def test_models_are_listed(client: Client) -> None:
     answer = await client.get("/v1/models")
     assert answer.json() == {"object": "list", "data": [CARD]}
 
 
-async def test_one_model_is_shown(client: httpx.AsyncClient) -> None:
+async def test_one_model_is_shown(client: Client) -> None:
     assert (await client.get("/v1/models/m")).json() == CARD
 
 
@@ -57,32 +57,26 @@ async def test_a_model_whose_name_has_a_slash_is_found(config: AppConfig) -> Non
         assert (await client.get("/v1/models/org/m")).json()["id"] == "org/m"
 
 
-async def test_the_root_is_the_repository_whose_tokenizer_clients_may_load(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.description = replace(backend.description, root="org/model")
+async def test_the_root_is_the_repository_whose_tokenizer_clients_may_load(client: Client) -> None:
+    client.backend.description = replace(client.backend.description, root="org/model")
     (card,) = (await client.get("/v1/models")).json()["data"]
     assert (card["id"], card["root"]) == ("m", "org/model")
 
 
-async def test_a_base_model_says_that_it_only_continues_texts(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.description = replace(backend.description, has_chat_template=False)
+async def test_a_base_model_says_that_it_only_continues_texts(client: Client) -> None:
+    client.backend.description = replace(client.backend.description, has_chat_template=False)
     assert (await client.get("/v1/models/m")).json()["has_chat_template"] is False
 
 
-async def test_an_unknown_model_is_not_found(client: httpx.AsyncClient) -> None:
+async def test_an_unknown_model_is_not_found(client: Client) -> None:
     answer = await client.get("/v1/models/x")
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "model_not_found"
 
 
-async def test_a_model_tells_its_size_its_device_and_its_defaults(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.description = replace(
-        backend.description,
+async def test_a_model_tells_its_size_its_device_and_its_defaults(client: Client) -> None:
+    client.backend.description = replace(
+        client.backend.description,
         default_sampling=SamplingParams(temperature=0.7, top_k=20),
         default_max_tokens=100,
         footprint=Footprint(3_000_000, 6_000_000, "bfloat16", "A GPU"),

@@ -1,7 +1,6 @@
 from importlib.metadata import version
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI
 
@@ -12,28 +11,24 @@ from serve_app.backends.replicas.replica_reports import Reports
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.replica_reports import cpu_report
-from tests.serve_app.apps import client_of
+from tests.serve_app.apps import Client, client_of
 from tests.serve_app.fakes import FakeBackend
 
 
-async def test_health_is_ok_while_the_engines_answer(client: httpx.AsyncClient) -> None:
+async def test_health_is_ok_while_the_engines_answer(client: Client) -> None:
     answer = await client.get("/health")
     assert (answer.status_code, answer.json()) == (200, {"status": "ok", "models": ["m"]})
 
 
-async def test_health_names_the_model_whose_engine_failed(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.sickness = GenerationFailedError("the engine has stopped")
+async def test_health_names_the_model_whose_engine_failed(client: Client) -> None:
+    client.backend.sickness = GenerationFailedError("the engine has stopped")
     answer = await client.get("/health")
     assert answer.status_code == 503
     assert answer.json()["error"]["message"] == "m: the engine has stopped"
 
 
-async def test_the_process_is_live_whatever_its_engines_do(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.sickness = GenerationFailedError("the engine has stopped")
+async def test_the_process_is_live_whatever_its_engines_do(client: Client) -> None:
+    client.backend.sickness = GenerationFailedError("the engine has stopped")
     answer = await client.get("/live")
     assert (answer.status_code, answer.json()) == (200, {"status": "live"})
 
@@ -115,6 +110,6 @@ def app_in(
     return build_app(AppParts(config, {"m": backend}, ask_states=ask, **parts))
 
 
-async def test_the_version_is_that_of_the_package(client: httpx.AsyncClient) -> None:
+async def test_the_version_is_that_of_the_package(client: Client) -> None:
     answer = await client.get("/version")
     assert answer.json() == {"version": version("raystream")}

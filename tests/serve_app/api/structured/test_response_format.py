@@ -9,6 +9,7 @@ from serve_app.api.structured import answer_grammar
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import Offenders
+from tests.serve_app.apps import Client
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -22,41 +23,35 @@ def named(schema: Any, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("strict", [{}, {"strict": True}, {"strict": False}, {"strict": None}])
 async def test_a_schema_is_enforced_whether_strict_or_not(
-    client: httpx.AsyncClient, backend: FakeBackend, strict: dict[str, Any]
+    client: Client, strict: dict[str, Any]
 ) -> None:
     answer = await client.post(CHAT, json={**HI, "response_format": named(SCHEMA, **strict)})
     assert answer.status_code == 200
-    grammar = backend.requests[0].sampling.grammar
+    grammar = client.backend.requests[0].sampling.grammar
     assert grammar is not None
     assert '"properties": {"a": {"type": "integer"}}' in grammar
     assert "x-raystream-warning" not in answer.headers
 
 
-async def test_every_answer_of_several_follows_the_grammar(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_every_answer_of_several_follows_the_grammar(client: Client) -> None:
     body = {**HI, "n": 3, "response_format": {"type": "json_object"}}
     assert (await client.post(CHAT, json=body)).status_code == 200
-    grammars = {request.sampling.grammar for request in backend.requests}
-    assert len(backend.requests) == 3
+    grammars = {request.sampling.grammar for request in client.backend.requests}
+    assert len(client.backend.requests) == 3
     assert len(grammars) == 1
     assert None not in grammars
 
 
-async def test_the_plain_surface_takes_it_too(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_the_plain_surface_takes_it_too(client: Client) -> None:
     body = {"prompt": "Hi", "stream": False, "response_format": {"type": "json_object"}}
     assert (await client.post("/text-generation", json=body)).status_code == 200
-    assert backend.requests[0].sampling.grammar is not None
+    assert client.backend.requests[0].sampling.grammar is not None
 
 
 @pytest.mark.parametrize("response_format", [None, {"type": "text"}])
-async def test_plain_text_has_no_grammar(
-    client: httpx.AsyncClient, backend: FakeBackend, response_format: Any
-) -> None:
+async def test_plain_text_has_no_grammar(client: Client, response_format: Any) -> None:
     await client.post(CHAT, json={**HI, "response_format": response_format})
-    assert backend.requests[0].sampling.grammar is None
+    assert client.backend.requests[0].sampling.grammar is None
 
 
 INVALID: list[Any] = [
@@ -74,9 +69,7 @@ INVALID: list[Any] = [
 ]
 
 
-async def test_an_invalid_response_format_is_refused_by_the_field_s_name(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_an_invalid_response_format_is_refused_by_the_field_s_name(client: Client) -> None:
     with Offenders() as offenders:
         for response_format in INVALID:
             with offenders.case(response_format):
@@ -85,10 +78,10 @@ async def test_an_invalid_response_format_is_refused_by_the_field_s_name(
                 assert answer.status_code == 400
                 assert error["param"].startswith("response_format")
                 assert error["message"]
-                assert not backend.requests
+                assert not client.backend.requests
 
 
-async def test_the_document_names_the_field_schema(client: httpx.AsyncClient) -> None:
+async def test_the_document_names_the_field_schema(client: Client) -> None:
     schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
     assert set(schemas["NamedSchema"]["required"]) == {"name", "schema"}
 

@@ -29,7 +29,7 @@ from serve_app.config import AppConfig, LimitsConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import Offenders
 from tests.serve_app.api.structured.accepting import takes
-from tests.serve_app.apps import client_of, make_app
+from tests.serve_app.apps import Client, client_of, make_app
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -149,7 +149,7 @@ async def refusal(client: httpx.AsyncClient, **fields: Any) -> tuple[str, str]:
 
 @SURFACES
 async def test_the_bodies_of_vllm_s_documentation_are_honoured(
-    client: httpx.AsyncClient, backend: FakeBackend, path: str, body: dict[str, Any]
+    client: Client, path: str, body: dict[str, Any]
 ) -> None:
     with Offenders() as offenders:
         for name in DOCUMENTED:
@@ -157,7 +157,7 @@ async def test_the_bodies_of_vllm_s_documentation_are_honoured(
                 fields, text = DOCUMENTED[name]
                 answer = await client.post(path, json={**body, **fields})
                 assert answer.status_code == 200, answer.text
-                grammar = backend.requests[-1].sampling.grammar
+                grammar = client.backend.requests[-1].sampling.grammar
                 assert grammar is not None
                 assert takes(grammar, text)
                 assert not takes(grammar, "<function=other>{}")
@@ -191,24 +191,20 @@ NOT_HONOURED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_can_not_be_honoured_is_refused_by_name(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_what_can_not_be_honoured_is_refused_by_name(client: Client) -> None:
     with Offenders() as offenders:
         for fields, param in NOT_HONOURED:
             with offenders.case(fields, param):
                 assert (await refusal(client, **fields))[0] == param
-                assert not backend.requests
+                assert not client.backend.requests
 
 
-async def test_a_wrong_name_is_corrected(client: httpx.AsyncClient) -> None:
+async def test_a_wrong_name_is_corrected(client: Client) -> None:
     _, message = await refusal(client, structured_outputs={"choices": ["a"]})
     assert "Did you mean 'choice'?" in message
 
 
-async def test_a_tag_that_comes_as_text_is_refused_in_the_words_of_any_body(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_a_tag_that_comes_as_text_is_refused_in_the_words_of_any_body(client: Client) -> None:
     for tag, words in (("[]", "it is not a JSON object"), ("{}", "type is missing")):
         _, message = await refusal(client, structural_tag=tag)
         assert words in message
@@ -224,16 +220,16 @@ async def test_the_field_that_excludes_unmarked_calls_is_named() -> None:
     assert not backend.requests
 
 
-async def test_white_space_and_further_properties_are_as_the_options_say(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_white_space_and_further_properties_are_as_the_options_say(client: Client) -> None:
     schema = {"properties": {"a": {"type": "integer"}}, "type": "object"}
     options: dict[str, Any] = {"disable_any_whitespace": True}
-    compact = await grammar_for(client, backend, structured_outputs={"json": schema, **options})
+    compact = await grammar_for(
+        client, client.backend, structured_outputs={"json": schema, **options}
+    )
     assert takes(compact, '{"a":1}')
     assert not takes(compact, '{"a": 1}')
     wide = {"json": schema, "whitespace_pattern": "[ ]{0,3}"}
-    assert takes(await grammar_for(client, backend, structured_outputs=wide), '{   "a":  1}')
+    assert takes(await grammar_for(client, client.backend, structured_outputs=wide), '{   "a":  1}')
 
 
 FORCED = {
@@ -308,22 +304,20 @@ RULE_NAMES = ["".join(letters) for letters in islice(product(ascii_lowercase, re
     ids=["a large product", "a chain in GBNF", "multiples"],
 )
 async def test_what_compiles_too_long_is_refused_with_the_limit_s_name(
-    client: httpx.AsyncClient, backend: FakeBackend, field: str, value: Any
+    client: Client, field: str, value: Any
 ) -> None:
     param, message = await refusal(client, structured_outputs={field: value})
     assert param == f"structured_outputs.{field}"
     assert "limits.max_schema_compile_s" in message
-    assert not backend.requests
+    assert not client.backend.requests
     assert (await client.post(CHAT, json=HI)).status_code == 200
 
 
 @pytest.mark.parametrize(
     "regex", ["((a{1000}){1000}){1000}", "b{40}((a{1000}){1000}){1000}", r"(\p{L}{1,500}){1,500}"]
 )
-async def test_an_endless_repetition_costs_little_at_each_byte(
-    client: httpx.AsyncClient, backend: FakeBackend, regex: str
-) -> None:
-    grammar = await grammar_for(client, backend, structured_outputs={"regex": regex})
+async def test_an_endless_repetition_costs_little_at_each_byte(client: Client, regex: str) -> None:
+    grammar = await grammar_for(client, client.backend, structured_outputs={"regex": regex})
     matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=parser_limits(grammar))
     began_s = time.process_time()
     for byte in b"b" * 40 + b"a" * 100:
@@ -352,7 +346,7 @@ def test_a_text_is_measured_before_it_is_read(fields: dict[str, Any]) -> None:
         StructuredOutputs.model_validate(fields).to_grammar(settings)
 
 
-async def test_the_document_describes_the_fields(client: httpx.AsyncClient) -> None:
+async def test_the_document_describes_the_fields(client: Client) -> None:
     schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
     properties = schemas["ChatRequest"]["properties"]
     assert "enum" not in properties["guided_json"], "no longer among the fields not supported"

@@ -1,13 +1,13 @@
 import asyncio
 from typing import Any
 
-import httpx
 from fastapi import FastAPI
 
 from deployments.contract.errors import GenerationFailedError
 from deployments.contract.messages import ChatMessage, TextPart
 from deployments.contract.output import FinishReason, TextDelta
 from tests.offenders import Offenders
+from tests.serve_app.apps import Client
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend
 from tests.serve_app.sse_decoder import events_of
@@ -15,7 +15,7 @@ from tests.serve_app.sse_decoder import events_of
 PATH = "/text-generation"
 
 
-async def test_a_stream_is_the_default_and_counts_every_token(client: httpx.AsyncClient) -> None:
+async def test_a_stream_is_the_default_and_counts_every_token(client: Client) -> None:
     answer = await client.post(PATH, json={"prompt": "hi"})
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert events_of(answer.content) == [
@@ -26,10 +26,8 @@ async def test_a_stream_is_the_default_and_counts_every_token(client: httpx.Asyn
     ]
 
 
-async def test_tokens_without_text_are_counted_with_the_next_text(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.steps = [
+async def test_tokens_without_text_are_counted_with_the_next_text(client: Client) -> None:
+    client.backend.steps = [
         [TextDelta((1,), "")],
         [TextDelta((2,), "🙂")],
         [TextDelta((3,), "", FinishReason.STOP)],
@@ -40,7 +38,7 @@ async def test_tokens_without_text_are_counted_with_the_next_text(
     assert events[-1]["total_token_count"] == 3
 
 
-async def test_a_whole_text_has_its_token_counts(client: httpx.AsyncClient) -> None:
+async def test_a_whole_text_has_its_token_counts(client: Client) -> None:
     answer = await client.post(PATH, json={"prompt": "hi", "stream": False})
     assert answer.json() == {
         "response": "Hello, world!",
@@ -51,12 +49,10 @@ async def test_a_whole_text_has_its_token_counts(client: httpx.AsyncClient) -> N
     }
 
 
-async def test_a_prompt_stays_a_string_and_messages_become_messages(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_a_prompt_stays_a_string_and_messages_become_messages(client: Client) -> None:
     await client.post(PATH, json={"prompt": "hi"})
     await client.post(PATH, json={"messages": [{"role": "user", "content": "hi"}], "model": "m"})
-    assert [request.prompt for request in backend.requests] == [
+    assert [request.prompt for request in client.backend.requests] == [
         "hi",
         (ChatMessage("user", (TextPart("hi"),)),),
     ]
@@ -71,7 +67,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_an_invalid_request_is_refused_by_the_field_s_name(client: httpx.AsyncClient) -> None:
+async def test_an_invalid_request_is_refused_by_the_field_s_name(client: Client) -> None:
     with Offenders() as offenders:
         for body, param in INVALID:
             with offenders.case(body, param):
@@ -80,20 +76,18 @@ async def test_an_invalid_request_is_refused_by_the_field_s_name(client: httpx.A
                 assert answer.json()["error"]["param"] == param
 
 
-async def test_null_counts_as_absent(client: httpx.AsyncClient) -> None:
+async def test_null_counts_as_absent(client: Client) -> None:
     answer = await client.post(PATH, json={"prompt": "hi", "stream": None, "stop": None})
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
 
 
-async def test_fields_of_older_clients_are_accepted(client: httpx.AsyncClient) -> None:
+async def test_fields_of_older_clients_are_accepted(client: Client) -> None:
     body = {"prompt": "hi", "user_id": 1, "us_id": "x", "recommend": 0}
     assert (await client.post(PATH, json=body)).status_code == 200
 
 
-async def test_a_stream_that_breaks_ends_with_an_error_and_without_done(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.steps = [HELLO[0], GenerationFailedError("broken")]
+async def test_a_stream_that_breaks_ends_with_an_error_and_without_done(client: Client) -> None:
+    client.backend.steps = [HELLO[0], GenerationFailedError("broken")]
     events = events_of((await client.post(PATH, json={"prompt": "hi"})).content)
     assert events[0]["text"] == "Hello"
     assert events[1]["error"]["message"] == "broken"

@@ -8,6 +8,7 @@ from deployments.contract.messages import ChatMessage, TextPart, Tool
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import Offenders
+from tests.serve_app.apps import Client
 from tests.serve_app.fakes import FakeBackend
 
 HI = (ChatMessage("user", (TextPart("hi"),)),)
@@ -15,7 +16,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
-async def test_tokens_are_returned_in_vllm_s_shape(client: httpx.AsyncClient) -> None:
+async def test_tokens_are_returned_in_vllm_s_shape(client: Client) -> None:
     answer = await client.post("/tokenize", json={"model": "m", "prompt": "hi"})
     assert answer.json() == {
         "count": 2,
@@ -25,7 +26,7 @@ async def test_tokens_are_returned_in_vllm_s_shape(client: httpx.AsyncClient) ->
     }
 
 
-async def test_token_strings_are_returned_on_request(client: httpx.AsyncClient) -> None:
+async def test_token_strings_are_returned_on_request(client: Client) -> None:
     answer = await client.post("/tokenize", json={"prompt": "hi", "return_token_strs": True})
     assert answer.json()["token_strs"] == ["h", "i"]
 
@@ -44,14 +45,11 @@ async def test_token_strings_are_returned_on_request(client: httpx.AsyncClient) 
     ],
 )
 async def test_the_request_s_options_reach_the_replica(
-    client: httpx.AsyncClient,
-    backend: FakeBackend,
-    body: dict[str, Any],
-    request_: TokenizeRequest,
+    client: Client, body: dict[str, Any], request_: TokenizeRequest
 ) -> None:
     assert (await client.post("/tokenize", json=body)).status_code == 200
-    assert backend.tokenized == [request_]
-    assert not backend.requests
+    assert client.backend.tokenized == [request_]
+    assert not client.backend.requests
 
 
 INVALID: list[tuple[str, dict[str, Any], str]] = [
@@ -71,7 +69,7 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-async def test_an_invalid_request_is_refused_by_the_field_s_name(client: httpx.AsyncClient) -> None:
+async def test_an_invalid_request_is_refused_by_the_field_s_name(client: Client) -> None:
     with Offenders() as offenders:
         for path, body, param in INVALID:
             with offenders.case(path, body, param):
@@ -81,7 +79,7 @@ async def test_an_invalid_request_is_refused_by_the_field_s_name(client: httpx.A
 
 
 @pytest.mark.parametrize(("tokens", "text"), [([], ""), ([104, 105], "hi")])
-async def test_tokens_become_text(client: httpx.AsyncClient, tokens: list[int], text: str) -> None:
+async def test_tokens_become_text(client: Client, tokens: list[int], text: str) -> None:
     answer = await client.post("/detokenize", json={"tokens": tokens})
     assert answer.json() == {"prompt": text}
 

@@ -8,6 +8,7 @@ from deployments.contract.messages import Tool
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import Offenders
+from tests.serve_app.apps import Client
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -40,13 +41,11 @@ async def refusal(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
     return error
 
 
-async def test_tools_reach_the_replica_unchanged(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_tools_reach_the_replica_unchanged(client: Client) -> None:
     schema = {"type": "object", "properties": {"città": {"type": "string"}}}
     tools = [tool("get", description="Gets.", parameters=schema), tool("no_args")]
     assert (await client.post(CHAT, json={**HI, "tools": tools})).status_code == 200
-    assert backend.requests[0].tools == (
+    assert client.backend.requests[0].tools == (
         Tool("get", "Gets.", '{"type": "object", "properties": {"città": {"type": "string"}}}'),
         Tool(
             "no_args",
@@ -76,16 +75,14 @@ INVALID: list[tuple[Any, str, str]] = [
 ]
 
 
-async def test_invalid_tools_are_refused_by_name(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_invalid_tools_are_refused_by_name(client: Client) -> None:
     with Offenders() as offenders:
         for tools, param, hint in INVALID:
             with offenders.case(tools, param, hint):
                 error = await refusal(client, tools=tools)
                 assert error["param"] == param
                 assert hint in error["message"]
-                assert not backend.requests
+                assert not client.backend.requests
 
 
 INVALID_CHOICES: list[tuple[Any, str]] = [
@@ -104,7 +101,7 @@ INVALID_CHOICES: list[tuple[Any, str]] = [
 ]
 
 
-async def test_an_invalid_tool_choice_is_refused(client: httpx.AsyncClient) -> None:
+async def test_an_invalid_tool_choice_is_refused(client: Client) -> None:
     with Offenders() as offenders:
         for choice, param in INVALID_CHOICES:
             with offenders.case(choice, param):
@@ -112,9 +109,7 @@ async def test_an_invalid_tool_choice_is_refused(client: httpx.AsyncClient) -> N
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
-async def test_only_allowed_tools_are_offered(
-    client: httpx.AsyncClient, backend: FakeBackend, mode: str
-) -> None:
+async def test_only_allowed_tools_are_offered(client: Client, mode: str) -> None:
     allowed = {"mode": mode, "tools": [tool("g")]}
     fields = {
         "tools": [tool("f"), {"type": "web_search"}, tool("g")],
@@ -122,12 +117,12 @@ async def test_only_allowed_tools_are_offered(
     }
     answer = await client.post(CHAT, json={**HI, **fields})
     assert answer.status_code == 200, answer.text
-    assert [each.name for each in backend.requests[0].tools] == ["g"]
-    assert (backend.requests[0].sampling.grammar is not None) == (mode == "required")
+    assert [each.name for each in client.backend.requests[0].tools] == ["g"]
+    assert (client.backend.requests[0].sampling.grammar is not None) == (mode == "required")
     assert answer.headers["x-raystream-warning"] == "Tools that do not run here: web_search"
 
 
-async def test_a_required_or_named_call_needs_tools(client: httpx.AsyncClient) -> None:
+async def test_a_required_or_named_call_needs_tools(client: Client) -> None:
     no_tools: list[Any] = [None, []]
     with Offenders() as offenders:
         for tools in no_tools:
@@ -138,20 +133,16 @@ async def test_a_required_or_named_call_needs_tools(client: httpx.AsyncClient) -
 
 
 @pytest.mark.parametrize("choice", ["none", "auto", None])
-async def test_a_choice_without_tools_is_accepted(
-    client: httpx.AsyncClient, backend: FakeBackend, choice: str | None
-) -> None:
+async def test_a_choice_without_tools_is_accepted(client: Client, choice: str | None) -> None:
     fields = {"tool_choice": choice, "parallel_tool_calls": False}
     assert (await client.post(CHAT, json={**HI, **fields})).status_code == 200
-    assert backend.requests[0].tools == ()
+    assert client.backend.requests[0].tools == ()
 
 
-async def test_with_tool_choice_none_the_prompt_describes_no_tools(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
+async def test_with_tool_choice_none_the_prompt_describes_no_tools(client: Client) -> None:
     fields = {"tools": [tool()], "tool_choice": "none"}
     assert (await client.post(CHAT, json={**HI, **fields})).status_code == 200
-    assert backend.requests[0].tools == ()
+    assert client.backend.requests[0].tools == ()
 
 
 @pytest.fixture
