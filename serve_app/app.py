@@ -6,6 +6,7 @@ Each model gets a deployment named after it; one ingress takes the requests for 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,14 @@ from serve_app.placement import (
 from serve_app.served_models import ServedModels
 from serve_app.sharing import known_shares, resolve_models, to_spec
 from serve_app.shipped_files import SHIPPED
+from serve_app.vllm_environment import runtime_env_of
 
 MIN_ONGOING_REQUESTS = 512
 """Ray's routers must not hold a burst back: the model's replica queues and refuses requests."""
 
 LOOPBACK = "127.0.0.1"
+
+VLLM_GENERATOR = "deployments.vllm_generator"
 
 UNAUTHENTICATED_RAY = (
     "Ray asks for no token: anyone who can reach one of its ports, or a replica's, can run code on "
@@ -389,13 +393,23 @@ def _bind_ledger(keys: KeyRing, num_ongoing: int) -> Application:
 
 
 def _bind(model: ModelConfig, spec: ModelSpec, num_cpus: float) -> Application:
+    options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": spec.num_gpus}
+    if model.engine == "vllm":
+        options["runtime_env"] = runtime_env_of(model)
     deployment = serve.deployment(
         name=model.deployment_name,
         max_ongoing_requests=max(MIN_ONGOING_REQUESTS, model.ongoing_requests()),
-        ray_actor_options={"num_cpus": num_cpus, "num_gpus": spec.num_gpus},
+        ray_actor_options=options,
         request_router_config={"request_router_class": MODEL_ROUTER},
-    )(TextGenerator if model.task == "generate" else TextPooler)
+    )(_replica_of(model))
     return deployment.bind(spec)
+
+
+def _replica_of(model: ModelConfig) -> type:
+    if model.engine == "vllm":
+        replica: type = import_module(VLLM_GENERATOR).VllmGenerator
+        return replica
+    return TextGenerator if model.task == "generate" else TextPooler
 
 
 def _num_cluster_gpus() -> float:

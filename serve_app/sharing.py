@@ -46,7 +46,8 @@ def share_gpus(
     given = sorted((share for share in shares.values() if share), reverse=True)
     free = [1.0] * max(1, int(num_cluster_gpus))
     for share in given:
-        free[free.index(max(free))] -= share
+        for part in (1.0,) * int(share) if share > 1 else (share,):
+            free[free.index(max(free))] -= part
     if not chosen:
         parts: Sequence[float] = []
     elif free.count(1.0) >= len(chosen):
@@ -111,6 +112,9 @@ def _given_share(model: ModelConfig, num_cluster_gpus: float) -> float | None:
         return model.num_gpus
     if not num_cluster_gpus or model.device == "cpu":
         return 0.0
+    if model.engine == "vllm":  # it takes all that it gets
+        num_workers = model.engine_args.num_workers
+        return float(num_workers) if num_workers > 1 else number(model.gpu_share) or 1.0
     return number(model.gpu_share)
 
 

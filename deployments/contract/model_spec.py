@@ -6,14 +6,16 @@ single values.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from deployments.contract.descriptions import Task
 from deployments.contract.strict_model import StrictModel
 from deployments.contract.telemetry.tracing import TracingSettings
+from deployments.contract.vllm_args import ENTRY_KEYS, VllmArgs
 
 T = TypeVar("T")
 
@@ -22,6 +24,9 @@ MAX_AUTO_SEQS: Final = 256
 
 ONGOING_MARGIN = 64
 """Calls to a model's replica beyond those it admits: probes, and requests about to be refused."""
+
+Engine = Literal["raystream", "vllm"]
+"""What runs a model."""
 
 Auto = Literal["auto"]
 """The value of a setting that is chosen at the start."""
@@ -48,6 +53,16 @@ GENERATION_KEYS = (
 )
 """Keys of a model's entry that are refused unless it generates."""
 
+VLLM_KEYS: Final = ("engine_python", "engine_args", "exact")
+"""Keys of a model's entry that are refused unless vLLM runs it."""
+
+NOT_OF_VLLM: Final[Mapping[str, str]] = {
+    "quantization": "vLLM finds AWQ, GPTQ and FP8 weights in the model's files, and `engine_args: "
+    "{quantization: fp8}` quantizes others",
+    "cuda_graphs": "write `engine_args: {enforce_eager: true}`",
+}
+"""Keys of a model's entry that only raystream's own engine has, and what to write for vLLM."""
+
 
 class ModelConfig(StrictModel):
     """One model: where it comes from, where it runs and how much it may hold."""
@@ -70,6 +85,22 @@ class ModelConfig(StrictModel):
     generates, its limits on tokens count those of the texts, and `quantization`, `max_num_seqs`,
     `kv_cache_memory_bytes`, `prefix_caching`, `cuda_graphs` and the parsers are refused.
     """
+    engine: Engine = "raystream"
+    """What runs the model: raystream's own engine, or vLLM, in an environment of its own that
+    `raystream install-engine vllm` makes, for models that are too large for one GPU, that are
+    quantized, or that only vLLM knows; see docs/vllm.md.
+    """
+    engine_python: str | None = Field(default=None, min_length=1)
+    """The folder of vLLM's environment, such as envs/vllm-0.32; a relative one starts where a
+    relative `source` does. null takes `.venv-vllm` beside raystream's own environment. Only with
+    `engine: vllm`, like the next two.
+    """
+    engine_args: VllmArgs = VllmArgs()
+    """vLLM's own arguments, by its names."""
+    exact: bool = False
+    """Whether vLLM only uses kernels with which a sequence's tokens don't depend on what runs
+    beside it (VLLM_BATCH_INVARIANT), which is slower and needs a newer GPU.
+    """
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The weights' type on the device. auto keeps the files' type, but on a CPU float16 becomes
     float32, and so does every type if the CPU lacks AVX512_BF16.
@@ -83,12 +114,13 @@ class ModelConfig(StrictModel):
     """Where the model computes. auto takes the GPU that Ray assigned, else the CPU."""
     num_gpus: Auto | float = "auto"
     """GPUs that Ray reserves for each replica: 0, or a share of one. auto is `gpu_share` if the
-    cluster has GPUs when the file is deployed, else 0.
+    cluster has GPUs when the file is deployed, else 0. A model that vLLM divides among several GPUs
+    has them whole.
     """
     gpu_share: Auto | Annotated[float, Field(gt=0, le=1)] = "auto"
     """The share of a GPU that `num_gpus: auto` asks for; a replica allocates no more than it. auto
     is a whole GPU if there is one for each model of the file, else what the model needs beside the
-    others. `raystream plan` shows it.
+    others. `raystream plan` shows it. With `engine: vllm` auto is a whole GPU.
     """
     num_cpus: Auto | Annotated[float, Field(ge=0)] = "auto"
     """CPUs that Ray reserves for each replica. It decides where a replica fits and limits nothing.
@@ -151,10 +183,29 @@ class ModelConfig(StrictModel):
     content; the names are vLLM's.
     """
 
+    @model_validator(mode="before")
+    @classmethod
+    def _move_engine_args(cls, data: Any) -> Any:
+        """Put what `engine_args` says of the entry's own keys there: all of the server reads it."""
+        given = data.get("engine_args") if isinstance(data, dict) else None
+        if not isinstance(given, dict):
+            return data
+        try:
+            VllmArgs.model_validate(given)
+        except ValidationError:  # found at its own place
+            return data
+        moved = {
+            name: key
+            for name, key in ENTRY_KEYS.items()
+            if given.get(name) is not None and key not in data
+        }
+        left = {name: value for name, value in given.items() if name not in moved}
+        return {**data, "engine_args": left, **{key: given[name] for name, key in moved.items()}}
+
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
-        if self.num_gpus != "auto" and not 0 <= self.num_gpus <= 1:
-            raise ValueError("num_gpus must be 'auto', or from 0 to 1: a replica runs on one GPU")
+        self._check_engine()
+        self._check_gpus()
         if self.task != "generate":
             self._check_pooler()
         if self.quantization is not None and self._runs_on_gpu:
@@ -172,6 +223,47 @@ class ModelConfig(StrictModel):
             message = self.too_few_tokens_message(self.max_queued_tokens)
             raise ValueError(f"max_queued_tokens: {message}")
         return self
+
+    def _check_engine(self) -> None:
+        if self.engine == "raystream":
+            if given := [key for key in VLLM_KEYS if key in self.model_fields_set]:
+                raise ValueError(f"{', '.join(given)}: write `engine: vllm` too, or leave that out")
+            return
+        if self.task != "generate":
+            raise ValueError(
+                f"engine vllm only generates; task {self.task!r} needs raystream's own"
+            )
+        for key, instead in NOT_OF_VLLM.items():
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"engine vllm has no {key}: {instead}")
+        if twice := [name for name in self.engine_args.given if name in ENTRY_KEYS]:
+            keys = " and ".join(f"`{ENTRY_KEYS[name]}`" for name in twice)
+            raise ValueError(
+                f"engine_args: {', '.join(twice)}: the entry has {keys}, too; leave one out"
+            )
+
+    def _check_gpus(self) -> None:
+        num_workers = self.engine_args.num_workers
+        if num_workers > 1:
+            if self.num_gpus not in ("auto", 0, num_workers):
+                raise ValueError(
+                    f"num_gpus must be 'auto', 0 or {num_workers}: engine_args divides the model "
+                    "among so many GPUs"
+                )
+            if self.gpu_share not in ("auto", 1):
+                raise ValueError("gpu_share: a replica with several GPUs has them whole")
+        elif self.num_gpus != "auto" and not 0 <= self.num_gpus <= 1:
+            raise ValueError(
+                "num_gpus must be 'auto', or from 0 to 1: a replica runs on one GPU, unless "
+                "`engine: vllm` and `engine_args: {tensor_parallel_size: ...}` divide its model"
+            )
+        share = number(self.gpu_share) if self.num_gpus == "auto" else self.num_gpus
+        utilization = self.engine_args.gpu_memory_utilization
+        if utilization is not None and share and utilization > share:
+            raise ValueError(
+                f"engine_args: gpu_memory_utilization ({utilization:g}) is more than the replica's "
+                f"share of the GPU ({share:g}); leave it out, or lower it"
+            )
 
     def _check_pooler(self) -> None:
         unusable = [key for key in GENERATION_KEYS if key in self.model_fields_set]
@@ -237,7 +329,7 @@ class ModelSpec:
         entry: The model's entry in the file. Values that are still auto there each replica chooses
             by its device; see `deployments.plan.replica_plan`.
         source: An absolute folder, or the id of a hub repository.
-        num_gpus: What Ray reserves for each replica: 0, or a share of one GPU.
+        num_gpus: What Ray reserves for each replica: 0, a share of one GPU, or several GPUs.
         tracing: Where the replicas' spans go; None turns tracing off.
     """
 
@@ -258,5 +350,5 @@ class ModelSpec:
 
     @property
     def device_share(self) -> float:
-        """The fraction of the device's memory that a replica may use; 1 on a CPU."""
-        return self.num_gpus or 1.0
+        """The fraction of each device's memory that a replica may use; 1 on a CPU."""
+        return min(1.0, self.num_gpus) or 1.0

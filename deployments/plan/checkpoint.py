@@ -37,7 +37,9 @@ TEMPLATE_FOLDER: Final = "additional_chat_templates"
 """Where transformers keeps chat templates, besides tokenizer_config.json."""
 
 
-def check_checkpoint(source: str, revision: str | None, *, local_only: bool = False) -> None:
+def check_checkpoint(
+    source: str, revision: str | None, *, local_only: bool = False, may_be_quantized: bool = False
+) -> None:
     """Refuse a checkpoint with an adapter or with quantized weights.
 
     A file that is missing or can't be read refuses nothing: loading says what is wrong with it.
@@ -48,6 +50,7 @@ def check_checkpoint(source: str, revision: str | None, *, local_only: bool = Fa
         source: A folder, a configuration's file, or the id of a hub repository.
         revision: A commit of the hub repository.
         local_only: Whether a hub repository is read only as far as it is in the cache.
+        may_be_quantized: Whether quantized weights are right, as for vLLM.
 
     Raises:
         UnsupportedModelError: It can't be served; the message names the file or the method.
@@ -59,6 +62,8 @@ def check_checkpoint(source: str, revision: str | None, *, local_only: bool = Fa
             "weights (merge_and_unload of peft) and serve the merged folder, or remove the file "
             "to serve the model without it"
         )
+    if may_be_quantized:
+        return
     config = find_file(source, revision, CONFIG_FILE, local_only=local_only)
     methods = [] if config is None else [*_quantized_by(_read(config))]
     methods += [
@@ -70,7 +75,7 @@ def check_checkpoint(source: str, revision: str | None, *, local_only: bool = Fa
         raise UnsupportedModelError(
             f"{source!r} is quantized ({methods[0]}), and only unquantized weights are served: "
             "take the checkpoint that it was made from; on a CPU, `quantization: int8` or `int4` "
-            "in the model's entry makes that one small"
+            "in the model's entry makes that one small; on a GPU, `engine: vllm` runs it as it is"
         )
 
 

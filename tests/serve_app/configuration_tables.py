@@ -9,6 +9,8 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from deployments.contract.model_spec import ModelConfig
+from deployments.contract.strict_model import StrictModel
+from deployments.contract.vllm_args import VllmArgs
 from serve_app.commands.check.check import BatchingConfig, LoadPolicyConfig
 from serve_app.config import (
     ApiKey,
@@ -22,6 +24,7 @@ from serve_app.config import (
 from tests.made_table import MadeTable
 
 PAGE: Final = "docs/configuration.md"
+VLLM_PAGE: Final = "docs/vllm.md"
 
 HEADER = "| key | values | default | unit | effect |\n| --- | --- | --- | --- | --- |\n"
 
@@ -51,6 +54,15 @@ def rows(model: type[BaseModel]) -> str:
         f"| {_unit(key, field)} | {_effect(model, key)} |\n"
         for key, field in schema["properties"].items()
     )
+
+
+def refused_rows(model: type[StrictModel]) -> str:
+    """Return a line for each reason for which a section refuses keys of another program."""
+    keys: dict[str, list[str]] = {}
+    for key, reason in model.refused_keys.items():
+        keys.setdefault(reason, []).append(f"`{key}`")
+    lines = (f"| {reason} | {', '.join(refused)} |\n" for reason, refused in keys.items())
+    return f"| why | keys |\n| --- | --- |\n{''.join(lines)}"
 
 
 def _unit(key: str, field: Mapping[str, Any]) -> str:
@@ -126,20 +138,24 @@ KINDS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
 """Returns what a field of a JSON type takes."""
 
 
-TABLES: Final = tuple(
-    MadeTable(PAGE, f"the keys of {name}", make)
-    for name, make in {
-        "args": lambda: rows(AppConfig),
-        "models": lambda: rows(ModelConfig),
-        "limits": lambda: rows(LimitsConfig),
-        "structured_outputs": lambda: rows(StructuredOutputsConfig),
-        "auth": lambda: rows(AuthConfig),
-        "the keys file": lambda: rows(ApiKey),
-        "cors": lambda: rows(CorsConfig),
-        "tracing": lambda: rows(TracingConfig),
-        "user_config": lambda: rows(BatchingConfig),
-        "policy_kwargs": lambda: rows(LoadPolicyConfig),
-    }.items()
+TABLES: Final = (
+    *(
+        MadeTable(PAGE, f"the keys of {name}", make)
+        for name, make in {
+            "args": lambda: rows(AppConfig),
+            "models": lambda: rows(ModelConfig),
+            "limits": lambda: rows(LimitsConfig),
+            "structured_outputs": lambda: rows(StructuredOutputsConfig),
+            "auth": lambda: rows(AuthConfig),
+            "the keys file": lambda: rows(ApiKey),
+            "cors": lambda: rows(CorsConfig),
+            "tracing": lambda: rows(TracingConfig),
+            "user_config": lambda: rows(BatchingConfig),
+            "policy_kwargs": lambda: rows(LoadPolicyConfig),
+        }.items()
+    ),
+    MadeTable(VLLM_PAGE, "the keys of engine_args", lambda: rows(VllmArgs)),
+    MadeTable(VLLM_PAGE, "the refused keys of engine_args", lambda: refused_rows(VllmArgs)),
 )
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+import sys
 from importlib import reload
 from types import SimpleNamespace
 from typing import Any
@@ -253,3 +254,16 @@ def test_a_package_that_hides_ours_in_a_process_of_ray_s_is_named(
     monkeypatch.setattr(deployments, "__file__", "/work/deployments/__init__.py")
     with pytest.raises(ImportError, match=r"/work/deployments/__init__\.py hides raystream's own"):
         reload(serve_app)
+
+
+def test_a_model_of_vllm_is_bound_to_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = type("VllmGenerator", (), {})
+    module = SimpleNamespace(VllmGenerator=replica)
+    monkeypatch.setitem(sys.modules, app.VLLM_GENERATOR, module)
+    entry = {"id": "m", "source": "x", "engine": "vllm", "engine_python": "/envs/v"}
+    model = ModelConfig.model_validate({**entry, "engine_args": {"tensor_parallel_size": 2}})
+    bound: Any = app._bind(model, to_spec(model, 2.0), 0.5)._bound_deployment
+    options = bound.ray_actor_options
+    assert issubclass(bound.func_or_class, replica)
+    assert (options["num_cpus"], options["num_gpus"]) == (0.5, 2.0)
+    assert options["runtime_env"]["py_executable"] == "/envs/v/bin/python"

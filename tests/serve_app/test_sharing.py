@@ -121,3 +121,12 @@ def test_what_can_only_be_a_path_is_one_and_a_folder_here_comes_before_a_hub_id(
 def test_a_replica_is_told_its_whole_entry() -> None:
     model = ModelConfig(id="m", source="org/name", prefix_caching=False, max_queued_tokens=5000)
     assert to_spec(model, 0.5) == ModelSpec(model, "org/name", 0.5)
+
+
+def test_a_model_of_vllm_gets_whole_gpus_unless_a_share_is_given() -> None:
+    divided = entry("d", engine="vllm", engine_args={"tensor_parallel_size": 2})
+    whole, half = entry("w", engine="vllm"), entry("h", engine="vllm", gpu_share=0.5)
+    shares = share_gpus([divided, whole, half, entry("chat")], 5, no_shape)
+    assert shares == {"d": 2.0, "w": 1.0, "h": 0.5, "chat": 1.0}
+    assert share_gpus([divided, whole], 0, no_shape) == {}
+    assert to_spec(divided, 2.0).device_share == 1.0

@@ -13,7 +13,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments.contract.descriptions import ModelDescription, PoolerDescription
 from deployments.contract.errors import ReplicaUnavailableError
+from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.model_spec import ModelSpec
+from deployments.plan.checkpoint import CONFIG_FILE, check_checkpoint, find_file
+from serve_app import vllm_environment
 
 GENERATOR = "deployments.file_description"
 POOLER = "deployments.pooler_description"
@@ -138,14 +141,28 @@ def _can_hold(resources: Mapping[str, float], spec: ModelSpec) -> bool:
 def problem_of(spec: ModelSpec) -> str | None:
     """Return why a replica on this node could not read a model's configuration; None if it could.
 
-    What is on the hub and not here yet is downloaded: the configuration only.
+    What is on the hub and not here yet is downloaded: the configuration only. Of a model that vLLM
+    runs, the node's environment is looked at: what models it runs, only vLLM knows.
     """
+    if spec.entry.engine == "vllm":
+        return _problem_of_vllm(spec)
     loader = import_module(LOADERS[spec.entry.task == "generate"])
     try:
         loader.load_config(spec.source, revision=spec.entry.revision)
     except ValueError as error:
         return str(error)
     return None
+
+
+def _problem_of_vllm(spec: ModelSpec) -> str | None:
+    source, revision = spec.source, spec.entry.revision
+    try:
+        check_checkpoint(source, revision, may_be_quantized=True)
+    except UnsupportedModelError as error:
+        return str(error)
+    if find_file(source, revision, CONFIG_FILE) is None:
+        return f"can't load {source!r}: there is no such folder or repository, or no {CONFIG_FILE}"
+    return next(vllm_environment.problems(vllm_environment.folder_of(spec.entry)), None)
 
 
 @ray.remote(num_cpus=0)

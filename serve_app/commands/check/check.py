@@ -176,16 +176,19 @@ def _misshapen_sections(value: Any, model: type[BaseModel], path: str) -> Iterat
 
 def _unknown_keys(value: Any, model: type[BaseModel], path: str) -> Iterator[str]:
     for where, section, section_model in _sections(value, model, path):
-        yield from _keys_outside(section, list(section_model.model_fields), where)
+        refused = getattr(section_model, "refused_keys", None)  # Ray's sections have none
+        yield from _keys_outside(section, list(section_model.model_fields), where, refused)
         for key, known in MAPPING_KEYS.items():
             if isinstance(section.get(key), dict):
                 yield from _keys_outside(section[key], known, _join(where, key))
 
 
-def _keys_outside(section: dict[str, Any], known: list[str], path: str) -> Iterator[str]:
+def _keys_outside(
+    section: dict[str, Any], known: list[str], path: str, refused: Mapping[str, str] | None = None
+) -> Iterator[str]:
     for key in map(str, section):
         if key not in known:
-            yield f"{_join(path, key)}: {unknown_key_message(key, known)}"
+            yield f"{_join(path, key)}: {unknown_key_message(key, known, refused)}"
 
 
 def _without_unknown_keys(value: Any, model: type[BaseModel]) -> Any:

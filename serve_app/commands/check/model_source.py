@@ -36,6 +36,7 @@ from deployments.contract.model_errors import (
     pointers_in,
     reason_of,
 )
+from deployments.contract.model_spec import Engine
 from deployments.plan.checkpoint import check_checkpoint
 from serve_app.shipped_files import SHIPPED
 
@@ -405,21 +406,26 @@ def _within(timeout_s: float, call: Callable[[], T]) -> T:
     return value  # type: ignore[return-value] # what the call returned
 
 
-def problems(files: ModelFiles) -> Iterator[str]:
-    """Yield why a model's files can't be served."""
+def problems(files: ModelFiles, engine: Engine = "raystream") -> Iterator[str]:
+    """Yield why a model's files can't be served.
+
+    Args:
+        files: The files.
+        engine: What runs the model. vLLM knows other types, and runs quantized weights.
+    """
     try:
-        yield from _problems(files)
+        yield from _problems(files, engine)
     except SourceError as error:
         yield str(error)
     except OSError as error:
         yield _unreadable(files.source, error)
 
 
-def _problems(files: ModelFiles) -> Iterator[str]:
+def _problems(files: ModelFiles, engine: Engine) -> Iterator[str]:
     source, names = files.source, files.names
     place = str(files.folder or source)
     try:
-        check_checkpoint(place, files.commit, local_only=True)
+        check_checkpoint(place, files.commit, local_only=True, may_be_quantized=engine == "vllm")
     except UnsupportedModelError as error:
         # The message begins with the place.
         yield f"{source!r}{str(error).removeprefix(repr(place))}"
@@ -427,7 +433,15 @@ def _problems(files: ModelFiles) -> Iterator[str]:
     if "config.json" not in names:
         yield _without_config(files)
         return
-    kind = files.config.get("model_type")
+    yield from () if engine == "vllm" else _type_problems(files)
+    yield from _weight_problems(files)
+    if not any(TOKENIZER.match(name) for name in names):
+        yield f"{source!r} has no tokenizer: tokenizer.json, or what it is made from, is missing"
+
+
+def _type_problems(files: ModelFiles) -> Iterator[str]:
+    """Yield why transformers does not know a model's type."""
+    source, kind = files.source, files.config.get("model_type")
     if "auto_map" in files.config and not _is_known(kind):
         yield (
             f"{source!r} needs code of its own, which its config.json names as auto_map; code of "
@@ -438,11 +452,8 @@ def _problems(files: ModelFiles) -> Iterator[str]:
     elif not _is_known(kind):
         yield (
             f"{source!r}: its config.json sets model_type to {kind!r}, which the installed "
-            "transformers does not know"
+            "transformers does not know; vLLM may (`engine: vllm`)"
         )
-    yield from _weight_problems(files)
-    if not any(TOKENIZER.match(name) for name in names):
-        yield f"{source!r} has no tokenizer: tokenizer.json, or what it is made from, is missing"
 
 
 def _without_config(files: ModelFiles) -> str:

@@ -24,6 +24,7 @@ from ray.serve.schema import HTTPOptionsSchema
 
 from deployments.contract.model_spec import ModelConfig, number
 from deployments.contract.strict_model import StrictModel
+from serve_app import vllm_environment
 from serve_app.commands.check import model_source
 from serve_app.commands.check.check import find_problems, place
 from serve_app.commands.check.compose import BUILDER
@@ -172,7 +173,7 @@ def _named(given: object) -> ModelConfig | None:
     """Return an entry with the model that another names, whatever is wrong with its other keys."""
     if not isinstance(given, dict):
         return None
-    keys = ("source", "revision", "task", "max_model_len")
+    keys = ("source", "revision", "task", "engine", "engine_python", "max_model_len")
     known = {"id": "m", **{key: given[key] for key in keys if key in given}}
     return _valid(ModelConfig, known) or _valid(ModelConfig, {**known, "max_model_len": "auto"})
 
@@ -190,11 +191,14 @@ def _source_faults(entries: Mapping[str, ModelConfig], known: KnownFiles) -> Ite
     asked = {(each.source, each.revision) for each in entries.values()}
     found = {**known, **model_source.read_all(asked - known.keys())}
     for path, model in entries.items():
+        if model.engine == "vllm":
+            missing = vllm_environment.problems(vllm_environment.folder_of(model))
+            yield from (f"{path}.engine_python: {each}" for each in missing)
         files = found[model.source, model.revision]
         if isinstance(files, SourceError):
             yield f"{path}.source: {files}"
             continue
-        yield from (f"{path}.source: {each}" for each in model_source.problems(files))
+        yield from (f"{path}.source: {each}" for each in model_source.problems(files, model.engine))
         if (problem := files.task_problem(model.task)) is not None:
             yield f"{path}.task: {problem}"
         length, most = number(model.max_model_len), files.num_positions

@@ -45,3 +45,14 @@ def test_a_model_that_no_node_of_today_can_hold_is_not_judged(
     nodes: Sequence[Mapping[str, float]],
 ) -> None:
     assert list(unreadable([replace(MISSING, num_gpus=1.0)], Cluster(nodes=nodes))) == []
+
+
+def test_a_model_that_vllm_runs_is_refused_for_its_files_or_environment_but_not_for_its_type(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "new", "quantization_config": {"a": 1}}')
+    quantized = spec(tmp_path, id="q", engine="vllm", engine_python=str(tmp_path / "env"))
+    nowhere = spec("/nowhere/at/all", id="n", engine="vllm")
+    first, second = unreadable([quantized, nowhere], Cluster(("not here, either",)))
+    assert first.startswith("q: there is no environment of vLLM at ")
+    assert second.startswith("n: can't load '/nowhere/at/all': there is no such folder")
