@@ -34,7 +34,8 @@ from rich.table import Table
 from deployments.engine.attention import attention
 from deployments.engine.attention.decode_spans import CALL_COST_BYTES
 from deployments.engine.attention.kv_cache import KVCache, KVShape
-from deployments.engine.attention.packed_step import ChunkRows, PackedStep
+from deployments.engine.attention.packed_step import PackedStep
+from deployments.engine.attention.step_reads import ChunkRows
 from deployments.plan.kv_layout import BLOCK_SIZE, KVLayout
 
 NUM_LAYERS, NUM_HEADS, NUM_SEQS, MAX_MODEL_LEN = 24, 14, 32, 1024

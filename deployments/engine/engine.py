@@ -23,6 +23,7 @@ from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.attention.kv_cache import KVCache, KVShape
+from deployments.engine.attention.varlen_reads import describe_reads, find_obstacle
 from deployments.engine.detokenizing.detokenizer import UndecodableError
 from deployments.engine.detokenizing.detokenizers import Detokenizers
 from deployments.engine.grammar.matcher import GrammarCompiler
@@ -53,6 +54,7 @@ class Engine:
     Attributes:
         limits: How many sequences and tokens it holds.
         layout: The KV memory.
+        attention: How its attention reads the KV memory, in words.
         max_step_s: Seconds after which a step can only hang.
     """
 
@@ -83,12 +85,18 @@ class Engine:
         shape = KVShape.of(loaded.text_config, model.dtype)
         self.layout = limits.layout(shape.group_capacities(limits.max_model_len))
         on_kernels = has_kernels(model.device)
+        attends_in_place = on_kernels and can_attend_rows(shape.head_dim, shape.dtype)
+        obstacle = find_obstacle(shape, loaded.text_config, model.device)
+        self.attention = describe_reads(obstacle, attends_in_place=attends_in_place)
+        if model.device.type == "cuda":
+            logger.log(logging.WARNING if obstacle else logging.INFO, self.attention)
         self._kv = KVCache(
             shape,
             self.layout,
             max_model_len=limits.max_model_len,
             device=model.device,
-            attends_in_place=on_kernels and can_attend_rows(shape.head_dim, shape.dtype),
+            attends_in_place=attends_in_place,
+            reads_by_length=obstacle is None,
         )
         disable_cudnn_attention(model.device)
         capturer = open_capturer(model.device) if limits.cuda_graphs else None
@@ -124,6 +132,11 @@ class Engine:
     def num_captured(self) -> int:
         """Number of decode steps captured now: CUDA graphs, or programs on a CPU."""
         return self._runner.num_captured
+
+    @property
+    def captured(self) -> str | None:
+        """What capturing at the start took, in words; None if nothing was captured then."""
+        return self._runner.captured
 
     @property
     def has_work(self) -> bool:

@@ -1,19 +1,23 @@
 """The few sizes that decode steps are padded to, so that each can be captured once.
 
-A captured step has a fixed number of rows and reads a fixed number of tokens for each. Rows
-are rounded up to 1, 2, 4 or a multiple of 8. Tokens are rounded up to powers of two: reading a
-layer's keys twice takes less time than a step's launches.
+A captured step has a fixed number of rows: 1, 2, 4, then every 8th, from 128 on every 16th, and
+from 256 on every 32nd. If rows read their extents by length, that is all. Otherwise they read masks
+of a fixed length, too, rounded up to powers of two: reading a layer's keys twice takes less time
+than a step's launches.
 """
 
 from dataclasses import dataclass
 
 SMALL_BATCHES = (1, 2, 4)
 BATCH_STEP = 8
+EVEN_BATCHES = 16
+"""Batches are rounded up to about a sixteenth of their rows, so that 512 rows have 35 sizes."""
+
 SHORTEST_READ = 256
 
 MAX_GRAPHS = 64
 """How many captured steps are kept: the most recently used. A server with many long sequences could
-meet some hundred sizes, but only a few at any one time."""
+meet some hundred sizes if rows read masks, but only a few at any one time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class DecodeBucket:
 
     Attributes:
         num_rows: Rows, some of which may be padding.
-        read_length: Tokens that each row reads, in layers that keep that many.
+        read_length: The most tokens that a row reads, in layers that keep that many.
     """
 
     num_rows: int
@@ -36,22 +40,31 @@ class DecodeBuckets:
     Attributes:
         max_rows: The most rows of a step.
         max_length: The largest capacity of any layer, in tokens.
+        is_by_length: Whether rows read their extents by length, so that one length serves all.
     """
 
     max_rows: int
     max_length: int
+    is_by_length: bool = False
 
     def cover(self, num_rows: int, length: int) -> DecodeBucket:
         """Return the smallest size that holds `num_rows` rows of at most `length` tokens each."""
         return DecodeBucket(
             min(_round_rows(num_rows), self.max_rows),
-            min(_round_length(length), self.max_length),
+            self.max_length if self.is_by_length else min(_round_length(length), self.max_length),
         )
+
+    def with_length(self, length: int) -> list[DecodeBucket]:
+        """Return all sizes for sequences of at most `length` tokens, the largest first."""
+        sizes = {self.cover(n, length) for n in range(1, self.max_rows + 1)}
+        return sorted(sizes, key=lambda size: size.num_rows, reverse=True)
 
     @property
     def num_sizes(self) -> int:
         """The number of different sizes."""
-        num_batches = len({self.cover(n, 1).num_rows for n in range(1, self.max_rows + 1)})
+        num_batches = len(self.with_length(1))
+        if self.is_by_length:
+            return num_batches
         num_lengths, length = 1, SHORTEST_READ
         while length < self.max_length:
             num_lengths, length = num_lengths + 1, 2 * length
@@ -60,7 +73,10 @@ class DecodeBuckets:
 
 def _round_rows(num_rows: int) -> int:
     small = next((size for size in SMALL_BATCHES if num_rows <= size), None)
-    return small or -(-num_rows // BATCH_STEP) * BATCH_STEP
+    if small:
+        return small
+    step = max(BATCH_STEP, (1 << (num_rows - 1).bit_length()) // EVEN_BATCHES)
+    return -(-num_rows // step) * step
 
 
 def _round_length(length: int) -> int:

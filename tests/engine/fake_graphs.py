@@ -59,7 +59,10 @@ class FakeCapturer:
         graphs: The captured graphs, in order.
         num_warm_ups: How many runs were warmed up.
         error: Raised by the next captures; None lets them succeed.
+        graph_bytes: The device's memory that each graph takes.
     """
+
+    graph_bytes = 2**20
 
     def __init__(self) -> None:
         self.graphs: list[FakeGraph] = []
@@ -69,6 +72,10 @@ class FakeCapturer:
     @property
     def num_replays(self) -> int:
         return sum(graph.num_replays for graph in self.graphs)
+
+    @property
+    def free_bytes(self) -> int:
+        return 2**30 - self.graph_bytes * len(self.graphs)
 
     def warm_up(self, run: Callable[[], torch.Tensor]) -> torch.Tensor:
         self.num_warm_ups += 1

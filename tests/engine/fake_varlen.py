@@ -1,24 +1,45 @@
-"""torch's flash attention over sequences of any lengths, computed on a CPU by other operators."""
+"""torch's flash attention over sequences of any lengths, computed on a CPU by other operators.
+
+It refuses what `mha_varlen_fwd` refuses, so that a step that would raise on a GPU raises here.
+
+Source: torch, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_fwd.
+"""
 
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from deployments.engine.attention import varlen_reads
+from deployments.engine.attention.varlen_reads import HEAD_DIM_STEP, MAX_HEAD_DIM
+
+DTYPES = (torch.float16, torch.bfloat16)
 
 
 class FakeVarlen:
-    """Stands in for `varlen_reads.flash_attention`, for one query per sequence.
+    """Stands in for `varlen_reads.flash_attention`.
 
-    As in torch, sequence i has `seqused_k[i]` keys from `cum_seq_k[i]` on, and the host never reads
-    a tensor's contents.
+    As in torch, sequence i has `seqused_k[i]` keys from `cum_seq_k[i]` on, its queries are the last
+    of them, and the host never reads a tensor's contents. Keys that a query does not see have no
+    effect, NaN or not; a key outside of the memory makes the query's result NaN.
 
     Attributes:
         num_calls: The number of calls.
+        starts: The starts of the latest call.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *dtypes: torch.dtype, device: str | None = None
+    ) -> None:
+        """Replace the operator.
+
+        Args:
+            monkeypatch: Restores it.
+            *dtypes: Accepted besides those of flash attention: float32 for exact comparisons.
+            device: The type of the device of all tensors; None for any.
+        """
         self.num_calls = 0
+        self.starts = torch.empty(0)
+        self._dtypes = (*DTYPES, *dtypes)
+        self._device = device
         monkeypatch.setattr(varlen_reads, "flash_attention", self)
 
     def __call__(
@@ -31,27 +52,62 @@ class FakeVarlen:
         max_q: int,
         max_k: int,
         *,
-        scale: float | None = None,
+        is_causal: bool,
+        scale: float | None,
+        window_size_left: int | None,
         seqused_k: torch.Tensor,
     ) -> torch.Tensor:
         self.num_calls += 1
-        assert max_q == 1
-        assert cum_seq_q.dtype == cum_seq_k.dtype == seqused_k.dtype == torch.int32
-        num_rows, num_heads, _ = query.shape
-        assert cum_seq_q.shape == cum_seq_k.shape == (num_rows + 1,)
-        assert seqused_k.shape == (num_rows,)
-        assert num_heads % key.shape[1] == 0
+        self.starts = cum_seq_k[:-1]
+        self._check(query, key, value, cum_seq_q, cum_seq_k, seqused_k)
+        assert type(max_q) is type(max_k) is int
+        if query.is_meta:
+            return torch.empty_like(query, memory_format=torch.contiguous_format)
+        num_queries, num_heads, head_dim = query.shape
+        places = torch.arange(num_queries, device=query.device, dtype=torch.int32)
+        of = torch.bucketize(places, cum_seq_q[1:-1], right=True)
         within = torch.arange(max_k, device=query.device)
-        places = (cum_seq_k[:-1, None] + within).clamp(max=len(key) - 1).flatten()
+        own = (seqused_k - cum_seq_q[1:]).index_select(0, of) + places
+        # A longer or wider sequence than the host says is cut off.
+        is_seen = within < seqused_k.clamp(max=max_k).index_select(0, of)[:, None]
+        if is_causal and max_q > 1:
+            is_seen &= within <= own[:, None]
+        if window_size_left is not None:
+            is_seen &= within >= own[:, None] - window_size_left
+        read = cum_seq_k.index_select(0, of)[:, None] + within
+        is_outside = (is_seen & ((read < 0) | (read >= len(key)))).any(dim=-1)
+        read = read.where(is_seen, 0).clamp(0, len(key) - 1)
         keys, values = (
-            tokens.index_select(0, places).view(num_rows, max_k, *tokens.shape[1:]).transpose(1, 2)
+            tokens.index_select(0, read.flatten())
+            .view(num_queries, max_k, *tokens.shape[1:])
+            .where(is_seen[:, :, None, None], 0)
+            .repeat_interleave(num_heads // key.shape[1], dim=2)
             for tokens in (key, value)
         )
-        output = scaled_dot_product_attention(
-            query[:, :, None],
-            keys.repeat_interleave(num_heads // key.shape[1], dim=1),
-            values.repeat_interleave(num_heads // key.shape[1], dim=1),
-            attn_mask=(within < seqused_k[:, None])[:, None, None],
-            scale=scale,
-        )
-        return output[:, :, 0]
+        factor = head_dim**-0.5 if scale is None else scale
+        scores = torch.einsum("mhd,mkhd->mhk", query, keys) * factor
+        weights = scores.masked_fill(~is_seen[:, None], -torch.inf).softmax(-1)
+        output = torch.einsum("mhk,mkhd->mhd", weights, values)
+        return output.masked_fill(is_outside[:, None, None], torch.nan)
+
+    def _check(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *numbers: torch.Tensor,
+    ) -> None:
+        """Refuse what torch refuses."""
+        tensors = (query, key, value, *numbers)
+        assert {each.device.type for each in tensors} == {self._device or query.device.type}
+        assert query.dtype in self._dtypes
+        assert query.dtype == key.dtype == value.dtype
+        assert all(each.stride(-1) == 1 for each in tensors)
+        head_dim, num_seqs = query.shape[-1], len(numbers[-1])
+        assert head_dim % HEAD_DIM_STEP == 0
+        assert head_dim <= MAX_HEAD_DIM
+        assert key.shape == value.shape == (len(key), key.shape[1], head_dim)
+        assert query.dim() == 3
+        assert query.shape[1] % key.shape[1] == 0
+        assert all(each.dtype == torch.int32 and each.is_contiguous() for each in numbers)
+        assert [each.shape for each in numbers] == [(num_seqs + 1,)] * 2 + [(num_seqs,)]

@@ -77,14 +77,16 @@ def sequence(name: str, num_tokens: int) -> Sequence:
 class Placed:
     """A model and its KV cache on `meta`, with two sequences that decode."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, reads_by_length: bool) -> None:
         register_attention()
         model.train(mode=False).set_attn_implementation(ATTENTION_NAME)
         torch.nn.Module.to(model, META, torch.bfloat16)
         shape = KVShape.of(model.config, torch.bfloat16)
         capacities = shape.group_capacities(400)
         layout = KVLayout(capacities, (8,) * len(capacities))
-        self.kv = KVCache(shape, layout, max_model_len=400, device=META)
+        self.kv = KVCache(
+            shape, layout, max_model_len=400, device=META, reads_by_length=reads_by_length
+        )
         self.runner = ModelRunner(model, self.kv, 4, has_kernels=False)
         self.rows = []
         for block, num_tokens in ((0, 9), (3, 300)):
@@ -96,12 +98,24 @@ class Placed:
         return (block * BLOCK_SIZE,) * self.kv.num_groups
 
 
+@pytest.fixture(params=[False, True], ids=["masks", "by length"])
+def reads_by_length(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def varlen(monkeypatch: pytest.MonkeyPatch) -> FakeVarlen:
+    return FakeVarlen(monkeypatch, device="meta")
+
+
 @pytest.fixture(params=[qwen2, gemma3])
-def placed(request: pytest.FixtureRequest) -> Placed:
-    return Placed(request.param())
+def placed(request: pytest.FixtureRequest, varlen: FakeVarlen, reads_by_length: bool) -> Placed:
+    return Placed(request.param(), reads_by_length=reads_by_length)
 
 
-def test_a_step_of_prefill_and_decode_stays_on_the_device(placed: Placed) -> None:
+def test_a_step_of_prefill_and_decode_stays_on_the_device(
+    placed: Placed, varlen: FakeVarlen, reads_by_length: bool
+) -> None:
     first, later = sequence("first", 20), sequence("later", 90)
     for chunks in (
         (
@@ -114,20 +128,20 @@ def test_a_step_of_prefill_and_decode_stays_on_the_device(placed: Placed) -> Non
         assert done is not None
         assert (done.logits.device, done.logits.dtype) == (META, torch.float32)
         assert done.logits.shape == (3, 512)
+    # One call for the decode rows and one for the chunks of each layer, in both steps.
+    assert varlen.num_calls == (4 * len(placed.kv.keys) if reads_by_length else 0)
 
 
-@pytest.mark.parametrize("reads_by_length", [False, True])
 def test_a_captured_step_stays_on_the_device(
-    placed: Placed, monkeypatch: pytest.MonkeyPatch, reads_by_length: bool
+    placed: Placed, varlen: FakeVarlen, reads_by_length: bool
 ) -> None:
-    varlen, capturer = FakeVarlen(monkeypatch), FakeCapturer()
+    capturer = FakeCapturer()
     replay = CudaDecodeReplay(
         placed.runner._compute,
         placed.kv,
         capturer,
         max_num_seqs=4,
         max_graphs=4,
-        reads_by_length=reads_by_length,
     )
     tokens = [row.sequence.token_ids[-1] for row in placed.rows]
     step = placed.runner._pack(StepPlan(tuple(placed.rows), ()))

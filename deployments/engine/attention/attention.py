@@ -3,11 +3,11 @@
 It is registered with transformers under the name `kv_cache`. One call serves one layer of one
 packed step.
 
-Decode rows store their keys and values and then attend over their extents, batched. If the KV cache
-attends in place by a kernel (`KVCache.attends_in_place`), the rows of prefill chunks do the same,
-so a token's keys and values are the same to the last bit whether it was decoded or prefilled.
-Without one, each chunk attends in a separate call, over the earlier tokens and over itself, and is
-stored afterwards.
+All rows store their keys and values and then attend over their extents. On a CPU our kernel does
+that (`KVCache.attends_in_place`): a token's keys and values are the same to the last bit whether it
+was decoded or prefilled. On a GPU torch's flash attention does (`KVCache.reads_by_length`). Without
+either, decode rows attend over their gathered extents, and each chunk in a separate call, over the
+earlier tokens and over itself, by masks; a chunk is then stored afterwards.
 
 Arguments that it does not support (sinks, masks, ...) are refused by name, not ignored.
 """
@@ -21,7 +21,8 @@ from deployments.compute.attention_arguments import UnsupportedAttentionError, c
 from deployments.compute.sdpa import Scores, attend
 from deployments.compute.speedups import attend_rows
 from deployments.engine.attention.kv_cache import KVShape
-from deployments.engine.attention.packed_step import ChunkRows, PackedStep
+from deployments.engine.attention.packed_step import PackedStep
+from deployments.engine.attention.step_reads import ChunkRows
 
 ATTENTION_NAME = "kv_cache"
 """The name to pass to `set_attn_implementation`."""
@@ -140,6 +141,8 @@ def store_and_attend(
         [1, n, num_heads, head_dim].
     """
     kv = step.kv
+    if kv.reads_by_length and scores.softcap is None:
+        return _attend_by_length(query, key, value, layer, step, scores.scale)
     if not step.chunks:
         return _decode(query, key, value, layer, step, scores)
     if kv.attends_in_place:
@@ -153,6 +156,47 @@ def store_and_attend(
         part = chunk.rows
         output[part] = _prefill(rows[part], keys[part], values[part], layer, step, chunk, scores)
     return output[None]
+
+
+def _attend_by_length(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layer: int,
+    step: PackedStep,
+    scale: float | None,
+) -> torch.Tensor:
+    """Store all rows, then attend with one call for the decode rows and one for the chunks.
+
+    Args:
+        query: [1, num_heads, n, head_dim].
+        key: [1, num_kv_heads, n, head_dim].
+        value: [1, num_kv_heads, n, head_dim].
+        layer: Index of the layer.
+        step: The packed step.
+        scale: Factor on the scores; None means head_dim ** -0.5.
+
+    Returns:
+        [1, n, num_heads, head_dim].
+    """
+    kv, num_decode = step.kv, step.num_decode
+    reads = step.reads(kv.capacities[layer])
+    rows, *new = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    stored = kv.keys[layer], kv.values[layer]
+    joined: list[torch.Tensor] = []
+    if reads.joined is not None:  # before the chunks overwrite what they see
+        pairs = zip(stored, new, strict=True)
+        joined = [reads.joined.join(tokens, own[num_decode:]) for tokens, own in pairs]
+    kv.write_tokens(layer, reads.places, *new)
+    outputs = []
+    if reads.decode is not None:
+        own_rows = rows[:num_decode] if reads.chunks else rows
+        outputs.append(reads.decode.attend(own_rows, *stored, scale))
+    if reads.chunks is not None:
+        own_rows = rows[num_decode:] if reads.decode else rows
+        keys, values = joined or stored
+        outputs.append(reads.chunks.attend(own_rows, keys, values, scale))
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None]
 
 
 def _attend_all_rows(
@@ -231,9 +275,6 @@ def _decode(
         return attend_rows(query, key, value, *tokens, places.rows, scores)
     rows, *stored = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     step.store_decode(layer, *stored)
-    reads = step.decode_reads(kv.capacities[layer])
-    if reads is not None and scores.softcap is None:
-        return reads.attend(rows, *tokens, scores.scale).contiguous()[None]
     grouped = rows.reshape(len(rows), kv.shape.num_kv_heads, -1, kv.shape.head_dim)
     outputs = [
         attend(

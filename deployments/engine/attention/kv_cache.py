@@ -85,6 +85,7 @@ class KVCache:
         max_model_len: The most tokens of a sequence.
         device: Where the tensors are.
         attends_in_place: Whether `attend_rows` attends; otherwise torch does.
+        reads_by_length: Whether torch's flash attention reads the extents (`ExtentReads`).
         capacities: For each layer, the most tokens of a sequence that it keeps.
         groups: For each layer, the index of its group.
         spare_tokens: For each group, the token after its blocks. Padding is stored there and reads
@@ -101,6 +102,7 @@ class KVCache:
         max_model_len: int,
         device: torch.device,
         attends_in_place: bool = False,
+        reads_by_length: bool = False,
     ) -> None:
         """Reserve all blocks at once, as zeros.
 
@@ -110,6 +112,7 @@ class KVCache:
             max_model_len: The most tokens of a sequence.
             device: Where the model runs.
             attends_in_place: Whether `attend_rows` attends; see `can_attend_rows`.
+            reads_by_length: Whether flash attention reads the extents; see `find_obstacle`.
         """
         assert layout.capacities == shape.group_capacities(max_model_len)
         self.shape = shape
@@ -117,6 +120,7 @@ class KVCache:
         self.max_model_len = max_model_len
         self.device = device
         self.attends_in_place = attends_in_place
+        self.reads_by_length = reads_by_length
         self.capacities = shape.capacities(max_model_len)
         self.groups = tuple(map(self.group_of, self.capacities))
         self.spare_tokens = tuple(count * layout.block_size for count in layout.num_blocks)

@@ -7,7 +7,7 @@ same capacity share places and masks, so these are computed once and kept.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import add
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 
@@ -21,31 +21,11 @@ from deployments.engine.attention.decode_spans import (
     split_rows,
 )
 from deployments.engine.attention.kv_cache import KVCache
-
-if TYPE_CHECKING:
-    from deployments.engine.attention.varlen_reads import ExtentReads
+from deployments.engine.attention.step_reads import ChunkRows, Starts, StepReads, send_reads
 
 READ_BUCKET = 64
 """Gathered rows are padded to a multiple of this, so that kernels and masks have few different
 shapes."""
-
-Starts = tuple[int, ...]
-"""The first token of a sequence's extent in each group."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkRows:
-    """A prefill chunk's place among the packed rows, in its sequence and in the KV memory."""
-
-    first_row: int
-    starts: Starts
-    start: int
-    end: int
-
-    @property
-    def rows(self) -> slice:
-        """The chunk's rows."""
-        return slice(self.first_row, self.first_row + self.end - self.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +99,7 @@ class PackedStep:
     _decode_spans: dict[int, tuple[DecodeSpan, ...]] = field(default_factory=dict)
     _chunk_masks: dict[tuple[ChunkRows, int], torch.Tensor | None] = field(default_factory=dict)
     _row_runs: dict[int, tuple[RowRun, ...]] = field(default_factory=dict)
+    _reads: dict[int, StepReads] = field(default_factory=dict)
 
     @property
     def num_decode(self) -> int:
@@ -151,9 +132,27 @@ class PackedStep:
             KVRows.of(starts, indices, lengths),
         )
 
-    def decode_reads(self, capacity: int) -> "ExtentReads | None":
-        """Return how far each row reads its extent; None unless rows read by length."""
-        return None
+    def send(self, *others: Sequence[int]) -> list[torch.Tensor]:
+        """Send all that `reads` returns to the device, and other lists of numbers, in one copy.
+
+        Args:
+            *others: Lists of numbers.
+
+        Returns:
+            Those lists, int64, on the device.
+        """
+        self._reads, sent = send_reads(
+            self.kv, self.decode_starts, self.decode_positions, self.chunks, others
+        )
+        return sent
+
+    def reads(self, capacity: int) -> StepReads:
+        """Return what the rows store and read in layers of this capacity, by lengths."""
+        if capacity not in self._reads:
+            self._reads, _ = send_reads(
+                self.kv, self.decode_starts, self.decode_positions, self.chunks
+            )
+        return self._reads[capacity]
 
     def row_runs(self, capacity: int) -> tuple[RowRun, ...]:
         """Return all rows in the form that `attend_rows` takes, in order.

@@ -1,33 +1,48 @@
-"""Attention for decode rows that reads each extent only as far as its sequence goes.
+"""Attention that reads each extent only as far as its sequence goes.
 
-A layer is one long row of tokens. Two tensors on the device tell torch's flash attention where each
-row's extent starts and how much of it is in use. So a captured step needs no mask and reads no
-padding. If there are few rows, many of the GPU's processors read parts of a long extent at the same
+A layer is one long row of tokens. Tensors on the device tell torch's flash attention where each
+sequence's extent starts, how much of it is in use, and which queries are the sequence's newest. So
+a step needs no mask, gathers nothing and reads no padding, whether it decodes, prefills or does
+both. If there are few rows, many of the GPU's processors read parts of a long extent at the same
 time.
 
 Flash attention is documented for starts that ascend; what it does with gaps between the extents, or
-with starts in another order, its documentation does not say. So `can_read_extents` compares its
+with starts in another order, its documentation does not say. So `find_obstacle` compares its
 results with masked attention on the device at hand before it is used. If they differ, or the
-operator is missing, the mask stays.
+operator is missing, masks are used instead.
 """
 
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from deployments.compute.device_errors import is_fatal
-from deployments.engine.attention.decode_spans import DecodeSpan
 from deployments.engine.attention.kv_cache import KVShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 logger = logging.getLogger(__name__)
 
 PROBE_LENGTHS = (1, 77, 2048, 300)
 """Sequence lengths of the comparison; one is long enough to be read in parts."""
 
+PROBE_CHUNKS = (1, 77, 130, 40)
+"""Queries of each sequence when chunks are compared; some have earlier tokens, some have none."""
+
+PROBE_WINDOW = 100
+"""The window when chunks of a layer with a window are compared."""
+
 PROBE_EXTENT = 2304
 """Tokens from one extent's start to the next in the comparison."""
+
+MAX_HEAD_DIM, HEAD_DIM_STEP = 256, 8
+"""Head sizes that flash attention takes.
+Source: torch, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_fwd."""
 
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Allowed difference of outputs, which are averages of numbers around 1, for each dtype that
@@ -36,25 +51,30 @@ flash attention takes."""
 
 @dataclass(frozen=True, slots=True)
 class ExtentReads:
-    """The parts of extents that n rows read in layers of one capacity.
+    """The parts of extents that n sequences read in layers of one capacity.
 
     Attributes:
-        query_starts: [n + 1], int32: 0, 1, 2, ..., since each row has one query.
-        starts: [n + 1], int32, the first token of each row's extent, and any other token.
-        lengths: [n], int32, how many tokens from there each row sees.
-        longest: The most tokens that a row can see.
+        query_starts: [n + 1], int32, the first query of each sequence, and the number of queries.
+        starts: [n + 1], int32, the first token of each sequence's extent, and any other token.
+        lengths: [n], int32, how many tokens from there each sequence has. Its queries are the last
+            of them; each sees itself and all before it.
+        most_queries: The most queries of a sequence.
+        longest: The most tokens that a sequence can have.
+        window: The most tokens that a query sees, itself included; None if it sees all.
     """
 
     query_starts: torch.Tensor
     starts: torch.Tensor
     lengths: torch.Tensor
+    most_queries: int
     longest: int
+    window: int | None = None
 
     @classmethod
-    def of(
+    def of_rows(
         cls, starts: torch.Tensor, lengths: torch.Tensor, spare_token: int, longest: int
     ) -> "ExtentReads":
-        """Return the reads of n rows.
+        """Return the reads of n sequences with one query each.
 
         Args:
             starts: [n], int64, the first token of each row's extent.
@@ -64,21 +84,21 @@ class ExtentReads:
         """
         query_starts = torch.arange(len(starts) + 1, dtype=torch.int32, device=starts.device)
         ended = torch.nn.functional.pad(starts, (0, 1), value=spare_token)
-        return cls(query_starts, ended.int(), lengths.clamp(max=longest).int(), longest)
+        return cls(query_starts, ended.int(), lengths.clamp(max=longest).int(), 1, longest)
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
-        """Attend with one query per row.
+        """Attend with each sequence's queries to its tokens.
 
         Args:
-            query: [n, num_heads, head_dim].
+            query: [m, num_heads, head_dim], the queries of all sequences.
             keys: [tokens of the layer, num_kv_heads, head_dim].
             values: As keys.
             scale: Factor on the scores; None means head_dim ** -0.5.
 
         Returns:
-            [n, num_heads, head_dim].
+            [m, num_heads, head_dim].
         """
         return flash_attention(
             query,
@@ -86,9 +106,11 @@ class ExtentReads:
             values,
             self.query_starts,
             self.starts,
-            1,
+            self.most_queries,
             self.longest,
+            is_causal=self.most_queries > 1,
             scale=scale,
+            window_size_left=None if self.window is None else self.window - 1,
             seqused_k=self.lengths,
         )
 
@@ -102,7 +124,9 @@ def flash_attention(
     max_q: int,
     max_k: int,
     *,
+    is_causal: bool,
     scale: float | None,
+    window_size_left: int | None,
     seqused_k: torch.Tensor,
 ) -> torch.Tensor:
     """Call the operator beneath `torch.nn.attention.varlen.varlen_attn`, by its own names.
@@ -111,18 +135,20 @@ def flash_attention(
     tensor in each call that nobody reads. The operator has taken both since torch 2.11.
 
     Args:
-        query: [n, num_heads, head_dim].
+        query: [m, num_heads, head_dim].
         key: [tokens, num_kv_heads, head_dim].
         value: As key.
         cum_seq_q: [n + 1], int32, the first query of each sequence.
         cum_seq_k: [n + 1], int32, the first key of each sequence.
         max_q: The most queries of a sequence.
         max_k: The most keys of a sequence.
+        is_causal: Whether the last query sees all keys, and each earlier one a key less.
         scale: Factor on the scores; None means head_dim ** -0.5.
+        window_size_left: Keys before its own that a query sees; None means all.
         seqused_k: [n], int32, how many keys each sequence has.
 
     Returns:
-        [n, num_heads, head_dim].
+        [m, num_heads, head_dim].
 
     Source: torch, aten/src/ATen/native/native_functions.yaml, _flash_attention_forward.
     """
@@ -135,76 +161,161 @@ def flash_attention(
         max_q,
         max_k,
         0.0,  # dropout
-        False,  # causal: each sequence has one query, which sees all its keys
+        is_causal,
         False,  # debug mask
         scale=scale,
+        window_size_left=window_size_left,
         seqused_k=seqused_k,
     )[0]
     return output
 
 
+def find_obstacle(
+    shape: KVShape, text_config: "PreTrainedConfig", device: torch.device
+) -> str | None:
+    """Return why a model can't attend by `ExtentReads`; None if it can.
+
+    Args:
+        shape: The model's keys and values.
+        text_config: Its configuration.
+        device: Its device.
+
+    Raises:
+        torch.AcceleratorError: The device failed.
+    """
+    if device.type != "cuda":
+        return f"a device of type {device.type}"
+    if shape.dtype not in TOLERANCE:
+        return str(shape.dtype).removeprefix("torch.")
+    if shape.head_dim > MAX_HEAD_DIM or shape.head_dim % HEAD_DIM_STEP:
+        return f"heads of {shape.head_dim} elements"
+    if getattr(text_config, "attn_logit_softcapping", None):
+        return "softcapped scores"
+    return compare_with_masks(shape, text_config.num_attention_heads, device)
+
+
+def describe_reads(obstacle: str | None, *, attends_in_place: bool) -> str:
+    """Return in words how attention reads the KV memory.
+
+    Args:
+        obstacle: See `find_obstacle`.
+        attends_in_place: Whether our own kernel attends.
+    """
+    if attends_in_place:
+        return "attention by our kernel"
+    if obstacle is None:
+        return "flash attention by length"
+    return f"attention by masks because of {obstacle}"
+
+
 @torch.inference_mode()
-def can_read_extents(
-    shape: KVShape, num_heads: int, device: torch.device, *, is_sorted: bool
-) -> bool:
-    """Return whether `ExtentReads` gives the same results as masked attention for such heads.
+def compare_with_masks(shape: KVShape, num_heads: int, device: torch.device) -> str | None:
+    """Return how `ExtentReads` differs from masked attention with such heads; None if it does not.
 
     Args:
         shape: The keys and values.
         num_heads: Heads of queries.
         device: The model's device.
-        is_sorted: Whether the starts of a step's extents always ascend.
 
     Raises:
         torch.AcceleratorError: The device failed.
     """
-    if device.type != "cuda" or shape.dtype not in TOLERANCE:
-        return False
-    orders = [range(len(PROBE_LENGTHS))]
-    if not is_sorted:
-        orders.append(orders[0][::-1])
     try:
-        for order in orders:
-            error = _error(shape, num_heads, device, order)
-            if not error <= TOLERANCE[shape.dtype]:  # true for NaN
-                logger.warning("extents are read with a mask: flash attention is off by %g", error)
-                return False
+        errors = list(_errors(shape, num_heads, device))
     except Exception as failure:  # after any error, masked attention still works
         if is_fatal(failure):
             raise
-        logger.warning("extents are read with a mask: flash attention fails here", exc_info=True)
-        return False
-    return True
+        logger.warning("flash attention fails here", exc_info=True)
+        return f"an error of flash attention ({type(failure).__name__})"
+    for error in errors:
+        if not error <= TOLERANCE[shape.dtype]:  # true for NaN
+            return f"flash attention, which is off by {error:g}"
+    return None
 
 
-def _error(shape: KVShape, num_heads: int, device: torch.device, order: range) -> float:
+def _errors(shape: KVShape, num_heads: int, device: torch.device) -> Iterator[float]:
+    """Yield the largest difference from masked attention in each case.
+
+    Decode rows and chunks, of layers with a window too, are compared with extents in ascending and
+    in descending order.
+    """
+    order = range(len(PROBE_LENGTHS))
+    cases: list[tuple[Sequence[int], int | None]]
+    cases = [((1,) * len(order), None), (PROBE_CHUNKS, None)]
+    if any(shape.windows):
+        cases.append((PROBE_CHUNKS, PROBE_WINDOW))
+    for extents in (order, order[::-1]):
+        for counts, window in cases:
+            yield _error(shape, num_heads, device, extents, counts, window)
+
+
+def _error(
+    shape: KVShape,
+    num_heads: int,
+    device: torch.device,
+    order: range,
+    counts: Sequence[int],
+    window: int | None,
+) -> float:
     """Return the largest difference from masked attention, on random keys and values.
 
     Args:
         shape: The keys and values.
         num_heads: Heads of queries.
         device: The model's device.
-        order: For each row, how many extents are before its own. Tokens of no row are NaN.
+        order: For each sequence, how many extents are before its own. Tokens of none are NaN.
+        counts: The queries of each sequence.
+        window: The most tokens that a query sees.
     """
-    num_rows, spare_token = len(order), len(order) * PROBE_EXTENT
+    spare_token = len(order) * PROBE_EXTENT
     generator = torch.Generator(device).manual_seed(0)
 
     def random(*size: int) -> torch.Tensor:
         numbers = torch.randn(*size, shape.head_dim, generator=generator, device=device)
         return numbers.to(shape.dtype)
 
-    query = random(num_rows, num_heads)
+    def numbers(values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    query = random(sum(counts), num_heads)
     keys, values = (random(spare_token + 1, shape.num_kv_heads) for _ in range(2))
-    lengths = torch.tensor(PROBE_LENGTHS, device=device)
-    starts = torch.tensor(order, device=device) * PROBE_EXTENT
-    span = DecodeSpan.gathered(slice(0, num_rows), starts, lengths, max(PROBE_LENGTHS))
+    starts = [place * PROBE_EXTENT for place in order]
+    extents = [slice(at, at + n) for at, n in zip(starts, PROBE_LENGTHS, strict=True)]
     is_unread = torch.ones(len(keys), dtype=torch.bool, device=device)
-    is_unread[span.tokens] = False
+    for extent in extents:
+        is_unread[extent] = False
     for stored in (keys, values):
         stored.masked_fill_(is_unread[:, None, None], torch.nan)
-    reads = ExtentReads.of(starts, lengths, spare_token, max(PROBE_LENGTHS))
+    query_starts = [sum(counts[:at]) for at in range(len(counts) + 1)]
+    reads = ExtentReads(
+        numbers(query_starts),
+        numbers([*starts, spare_token]),
+        numbers(PROBE_LENGTHS),
+        max(counts),
+        max(PROBE_LENGTHS),
+        window,
+    )
     found = reads.attend(query, keys, values, None)
-    grouped = query.view(num_rows, shape.num_kv_heads, -1, shape.head_dim).float()
-    own_keys, own_values = (span.read(stored).float() for stored in (keys, values))
-    expected = scaled_dot_product_attention(grouped, own_keys, own_values, attn_mask=span.mask)
-    return (found.float() - expected.flatten(1, 2)).abs().max().item()
+    expected = [
+        _masked(own, keys[extent].float(), values[extent].float(), window)
+        for own, extent in zip(torch.split(query.float(), list(counts)), extents, strict=True)
+    ]
+    return (found.float() - torch.cat(expected)).abs().max().item()
+
+
+def _masked(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
+) -> torch.Tensor:
+    """Attend with a sequence's last queries [m, num_heads, head_dim], by a mask."""
+    grouped = query.view(len(query), keys.shape[1], -1, query.shape[-1]).permute(1, 2, 0, 3)
+    places = torch.arange(len(keys), device=keys.device)
+    own = places[len(keys) - len(query) :, None]
+    mask = places <= own
+    if window is not None:
+        mask &= places > own - window
+    own_keys, own_values = (
+        tokens.transpose(0, 1)[:, None].expand(-1, grouped.shape[1], -1, -1)
+        for tokens in (keys, values)
+    )
+    output = scaled_dot_product_attention(grouped, own_keys, own_values, attn_mask=mask)
+    return output.permute(2, 0, 1, 3).flatten(1, 2)

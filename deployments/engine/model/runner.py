@@ -13,6 +13,7 @@ tokens that its beginning sees. Step recovery restarts such a sequence.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -20,17 +21,19 @@ from transformers import DynamicCache, PreTrainedModel
 from deployments.compute.host_to_device import to_device
 from deployments.compute.speedups import is_single_row_exact
 from deployments.engine.attention.kv_cache import KVCache
-from deployments.engine.attention.packed_step import ChunkRows, PackedStep
-from deployments.engine.attention.varlen_reads import can_read_extents
+from deployments.engine.attention.packed_step import PackedStep
+from deployments.engine.attention.step_reads import ChunkRows
 from deployments.engine.model.forward import Forward, StockForward
 from deployments.engine.model.traced_forward import TracedForward, trace
 from deployments.engine.replay.cuda_capture import GraphCapturer
 from deployments.engine.replay.cuda_replay import CudaDecodeReplay
-from deployments.engine.replay.decode_replay import DecodeReplay
 from deployments.engine.sampling.logprobs import PromptScores, score_prompt
 from deployments.engine.scheduling.scheduler import PrefillChunk, StepPlan
 from deployments.engine.scheduling.sequence import Sequence
 from deployments.plan.graph_sizes import MAX_GRAPHS
+
+if TYPE_CHECKING:
+    from deployments.engine.replay.decode_replay import DecodeReplay
 
 STOCK_ATTENTION = "sdpa"
 """The attention implementation that prefills prompts with images."""
@@ -91,21 +94,17 @@ class ModelRunner:
         # A single row may be padded to two.
         self._least_rows = 2 if self._pads_single_rows else 1
         self._most_rows = max(self._least_rows, max_num_seqs)
-        self._replay = None if capturer is None else self._open_graphs(capturer)
+        self._graphs = None if capturer is None else self._open_graphs(capturer)
+        self._replay: DecodeReplay | None = self._graphs
         self.visited_layers: set[int] = set()
 
-    def _open_graphs(self, capturer: GraphCapturer) -> DecodeReplay:
-        num_heads: int = self._text_config.num_attention_heads
-        kv = self._kv
+    def _open_graphs(self, capturer: GraphCapturer) -> CudaDecodeReplay:
         return CudaDecodeReplay(
             self._compute,
-            kv,
+            self._kv,
             capturer,
             max_num_seqs=self._most_rows,
             max_graphs=MAX_GRAPHS,
-            reads_by_length=can_read_extents(
-                kv.shape, num_heads, kv.device, is_sorted=kv.num_groups == 1
-            ),
         )
 
     def trace(self) -> None:
@@ -120,6 +119,12 @@ class ModelRunner:
     def num_captured(self) -> int:
         """The number of captured decode steps."""
         return 0 if self._replay is None else self._replay.num_captured
+
+    @property
+    def captured(self) -> str | None:
+        """What capturing at the start took, in words; None if nothing was captured then."""
+        report = None if self._graphs is None else self._graphs.report
+        return None if report is None else str(report)
 
     def drop_captured(self) -> None:
         """Drop the captured decode steps to free their memory."""
@@ -170,12 +175,14 @@ class ModelRunner:
         due_rows = [row for _, row in due] + scored_rows
         if self._pads_single_rows and len(due_rows) == 1:
             due_rows *= 2
-        logits = self._compute(
-            to_device([token_ids], device, torch.int64),
-            to_device([positions], device, torch.int64),
-            to_device(due_rows, device, torch.int64),
-            step,
-        )
+        if self._kv.reads_by_length:
+            own_ids, own_positions, own_due = step.send(token_ids, positions, due_rows)
+        else:
+            own_ids, own_positions, own_due = (
+                to_device(numbers, device, torch.int64)
+                for numbers in (token_ids, positions, due_rows)
+            )
+        logits = self._compute(own_ids[None], own_positions[None], own_due, step)
         # Always a copy: the next run may reuse the logits' memory.
         return StepLogits(
             tuple(sequence for sequence, _ in due),

@@ -23,7 +23,8 @@ from deployments.compute.speedups import use_kernels
 from deployments.compute.traced_graph import NotTraceableError, attend, simplify, trace_graph
 from deployments.engine.attention.attention import store_and_attend
 from deployments.engine.attention.kv_cache import KVCache
-from deployments.engine.attention.packed_step import ChunkRows, PackedStep
+from deployments.engine.attention.packed_step import PackedStep
+from deployments.engine.attention.step_reads import ChunkRows
 from deployments.engine.model.forward import Forward, StockForward
 from deployments.engine.replay.decode_replay import DecodeReplay
 from deployments.plan.kv_layout import KVLayout
@@ -172,6 +173,7 @@ def _probe(forward: Forward, like: KVCache) -> list[torch.Tensor]:
         max_model_len=PROBE_LENGTH,
         device=like.device,
         attends_in_place=like.attends_in_place,
+        reads_by_length=like.reads_by_length,
     )
     one, other = (0,) * kv.num_groups, (PROBE_LENGTH,) * kv.num_groups
     prefill = PackedStep(kv, (), (), (ChunkRows(0, one, 0, 5),))

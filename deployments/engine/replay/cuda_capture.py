@@ -28,6 +28,11 @@ class Graph(Protocol):
 class GraphCapturer(Protocol):
     """Captures work on a device."""
 
+    @property
+    def free_bytes(self) -> int:
+        """Memory of the device that no program holds, and that no tensor of this one needs."""
+        ...
+
     def warm_up(self, run: Run) -> torch.Tensor:
         """Run the work as it will be captured, and return its result."""
         ...
@@ -56,6 +61,12 @@ class CudaCapturer:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch leaves it untyped
         self._pool = torch.cuda.graph_pool_handle()
         self._broken: list[torch.cuda.CUDAGraph] = []
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory of the device that no program holds, after the allocator's cache is emptied."""
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(self._device)[0])
 
     def warm_up(self, run: Run) -> torch.Tensor:
         """Run on the side stream, so that libraries make their preparations for a capture there."""

@@ -1,19 +1,24 @@
 """Decode steps as captured CUDA graphs: one launch instead of a thousand.
 
 On a GPU, launching a decode step's kernels from Python takes longer than running them. So a step of
-decode rows only is padded to one of a few sizes (`graph_sizes`). The first step of a size runs
-plainly and is then captured; each later one is a replay. Its inputs (token ids, lengths, and where
-each row's extents start) are in a static buffer that one copy from pinned memory fills. The rows
-run in the order in which their extents lie in memory; their logits are in the order of the step.
+decode rows only is padded to one of a few sizes (`graph_sizes`), and each size is a graph. Its
+inputs (token ids, lengths, and where each row's extents start) are in a static buffer that one copy
+from pinned memory fills.
 
-If a capture fails, later captures read extents with a mask. If they already did, all steps run
-plainly from then on. But if a capture only lacked memory, existing captures stay in use, and steps
-of other sizes run plainly. If the step itself fails, it raises as a plain step would, and may be
-run again in parts: its rows write the same keys and values to the same places.
+If rows read their extents by length, all sizes are captured at the start, the largest first, whose
+memory serves the others. With masks there are too many sizes, so each is captured when it first
+occurs: that step runs plainly and is then captured. So is a size after `drop`.
+
+If a capture fails, all steps run plainly from then on. But if a capture only lacked memory or time,
+existing captures stay in use, and a step of another size takes the next larger one. If the step
+itself fails, it raises as a plain step would, and may be run again in parts: its rows write the
+same keys and values to the same places.
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -21,9 +26,8 @@ import torch
 from deployments.compute.device_errors import is_out_of_memory, release_cache
 from deployments.compute.host_to_device import host_tensor
 from deployments.engine.attention.kv_cache import KVCache
-from deployments.engine.attention.packed_step import PackedStep, Starts
+from deployments.engine.attention.packed_step import PackedStep
 from deployments.engine.replay.cuda_capture import Graph, GraphCapturer
-from deployments.engine.replay.row_order import RowOrder
 from deployments.engine.replay.static_decode import CudaStaticDecodeStep
 from deployments.plan.graph_sizes import DecodeBucket, DecodeBuckets
 
@@ -32,6 +36,35 @@ logger = logging.getLogger(__name__)
 RunModel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PackedStep], torch.Tensor]
 """Runs the model on token ids [1, n], positions [1, n], the rows whose logits are wanted [k], all
 int64, and the packed step; returns [k, vocab], in the model's dtype."""
+
+MAX_CAPTURE_S = 60.0
+"""No capture begins at the start after this many seconds. 35 graphs of a model with 28 layers take
+about a tenth of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureReport:
+    """What capturing at the start took.
+
+    Attributes:
+        num_graphs: The graphs.
+        num_sizes: The sizes of steps; larger if some have no graph.
+        seconds: The time.
+        num_bytes: Memory of the device, the graphs' common pool included.
+    """
+
+    num_graphs: int
+    num_sizes: int
+    seconds: float
+    num_bytes: int
+
+    def __str__(self) -> str:
+        """Describe it for the log."""
+        graphs = str(self.num_graphs)
+        if self.num_graphs < self.num_sizes:
+            graphs = f"{self.num_graphs} of {self.num_sizes}"
+        mib = self.num_bytes / 2**20
+        return f"{graphs} CUDA graphs, captured in {self.seconds:.1f} s, {mib:.0f} MiB"
 
 
 class CudaDecodeReplay:
@@ -45,7 +78,7 @@ class CudaDecodeReplay:
         *,
         max_num_seqs: int,
         max_graphs: int,
-        reads_by_length: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Allocate the static inputs; nothing is captured yet.
 
@@ -54,32 +87,51 @@ class CudaDecodeReplay:
             kv: The KV cache that the model attends over.
             capturer: Captures the steps.
             max_num_seqs: The most rows of a step.
-            max_graphs: Most graphs that are kept; the least recently used one is dropped.
-            reads_by_length: Whether rows read their extents by `ExtentReads`.
+            max_graphs: Most graphs that are kept with masks; the least recently used one is
+                dropped.
+            clock: Returns the time, in seconds.
         """
         self._run_model = run_model
         self._kv = kv
-        self._buckets = DecodeBuckets(max_num_seqs, max(kv.capacities))
-        self._max_graphs = max_graphs
-        self._reads_by_length = reads_by_length
-        self._is_full = False  # there was no memory for another graph
+        self._buckets = DecodeBuckets(max_num_seqs, max(kv.capacities), kv.reads_by_length)
+        self._max_graphs = self._buckets.num_sizes if kv.reads_by_length else max_graphs
+        self._clock = clock
+        self._is_full = False  # there was no memory, or no time, for another graph
         self._capturer: GraphCapturer | None = capturer
         self._graphs: dict[DecodeBucket, Graph] = {}  # the most recently used is last
-        # Token ids, lengths and those of `RowOrder` lie one after the other, so that a single copy
-        # fills all.
-        self._num_inputs = 3 + kv.num_groups
+        # Token ids, lengths and the starts of each group lie one after the other, so that a single
+        # copy fills all.
+        self._num_inputs = 2 + kv.num_groups
         num_values = self._num_inputs * max_num_seqs
         self._inputs = torch.zeros(num_values, dtype=torch.int64, device=kv.device)
-        self._order = RowOrder.of((), 0, kv.spare_tokens)
+        self._due = torch.arange(max_num_seqs, device=kv.device)
         self._logits: torch.Tensor | None = None
+        self.report: CaptureReport | None = None
 
     @property
     def num_captured(self) -> int:
         """The number of graphs that are kept now."""
         return len(self._graphs)
 
+    @torch.inference_mode()
     def prepare(self, least: int, most: int) -> None:
-        """Do nothing: capturing all sizes would take minutes, and most never occur."""
+        """Capture all sizes if rows read by length; see `report`."""
+        if not self._kv.reads_by_length:
+            return
+        started, sizes = self._clock(), self._buckets.with_length(1)
+        num_bytes = 0
+        for size in sizes:
+            if self._capturer is None or self._is_full:
+                break
+            if self._clock() - started > MAX_CAPTURE_S:
+                logger.warning("there was no time to capture steps of %d rows", size.num_rows)
+                self._is_full = True
+                break
+            self._fill(size)
+            num_bytes += self._run_and_capture(size, self._capturer)[1]
+        seconds = self._clock() - started
+        self.report = CaptureReport(len(self._graphs), len(sizes), seconds, num_bytes)
+        logger.info("%s", self.report)
 
     def drop(self) -> None:
         """Drop all graphs, which gives their memory back to the allocator."""
@@ -92,14 +144,17 @@ class CudaDecodeReplay:
         if self._capturer is None:
             return None
         lengths = [position + 1 for position in step.decode_positions]
-        bucket = self._buckets.cover(len(lengths), max(lengths))
-        if self._is_full and bucket not in self._graphs:
+        bucket = self._find(len(lengths), max(lengths))
+        if bucket is None:
             return None
-        self._fill(token_ids, lengths, step.decode_starts, bucket)
+        starts = [
+            [row[group] for row in step.decode_starts] for group in range(self._kv.num_groups)
+        ]
+        self._fill(bucket, token_ids, lengths, starts)
         # Removed first, so that a graph whose replay raises is dropped.
         graph = self._graphs.pop(bucket, None)
         if graph is None:
-            logits = self._run_and_capture(bucket, self._capturer)
+            logits, _ = self._run_and_capture(bucket, self._capturer)
         else:
             graph.replay()
             self._graphs[bucket] = graph
@@ -107,33 +162,50 @@ class CudaDecodeReplay:
             logits = self._logits
         return logits[: len(lengths)].to(torch.float32, copy=True)
 
+    def _find(self, num_rows: int, length: int) -> DecodeBucket | None:
+        """Return the size that a step takes: its own, or a larger one if no more are captured."""
+        bucket = self._buckets.cover(num_rows, length)
+        if bucket in self._graphs or not self._is_full:
+            return bucket
+        larger = [
+            size
+            for size in self._graphs
+            if size.num_rows >= num_rows and size.read_length >= bucket.read_length
+        ]
+        return min(larger, key=lambda size: (size.num_rows, size.read_length), default=None)
+
     def _fill(
         self,
-        token_ids: Sequence[int],
-        lengths: Sequence[int],
-        starts: Sequence[Starts],
         bucket: DecodeBucket,
+        token_ids: Sequence[int] = (),
+        lengths: Sequence[int] = (),
+        starts: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """Fill the static inputs; a row's place among them is the one at which it runs."""
-        if not self._order.holds(starts, bucket.num_rows):
-            self._order = RowOrder.of(starts, bucket.num_rows, self._kv.spare_tokens)
-        order = self._order
-        values = [*order.sort(token_ids), *order.sort(lengths), *order.inputs]
+        """Fill the static inputs with the rows of a step, and with padding after them."""
+        num_padding = bucket.num_rows - len(token_ids)
+        padding = [0] * num_padding
+        values = [*token_ids, *padding, *lengths, *padding]
+        spare_tokens = self._kv.spare_tokens
+        for own, spare in zip(starts or [()] * len(spare_tokens), spare_tokens, strict=True):
+            values += own
+            values += [spare] * num_padding
         host = host_tensor(values, self._inputs.device, torch.int64)
         self._inputs[: len(values)].copy_(host, non_blocking=True)
 
     def _compute(self, bucket: DecodeBucket) -> torch.Tensor:
-        """Run the model on the static inputs: [num_rows, vocab], in the order of the step."""
+        """Run the model on the static inputs: [num_rows, vocab]."""
         inputs = self._inputs[: self._num_inputs * bucket.num_rows].view(self._num_inputs, -1)
-        token_ids, lengths, places = inputs[:3]
-        step = CudaStaticDecodeStep.of(
-            self._kv, bucket, lengths, inputs[3:], reads_by_length=self._reads_by_length
-        )
-        return self._run_model(token_ids[None], step.positions[None], places, step)
+        token_ids, lengths = inputs[:2]
+        step = CudaStaticDecodeStep.of(self._kv, bucket, lengths, inputs[2:])
+        due = self._due[: bucket.num_rows]
+        return self._run_model(token_ids[None], step.positions[None], due, step)
 
-    def _run_and_capture(self, bucket: DecodeBucket, capturer: GraphCapturer) -> torch.Tensor:
-        """Run the first step of a size, and capture it for the next."""
+    def _run_and_capture(
+        self, bucket: DecodeBucket, capturer: GraphCapturer
+    ) -> tuple[torch.Tensor, int]:
+        """Run a step of this size, and capture it for the next; also return the bytes it took."""
         logits = capturer.warm_up(partial(self._compute, bucket))
+        free_bytes = capturer.free_bytes
         try:
             self._graphs[bucket] = self._capture(bucket, capturer, like=logits)
         except Exception as error:  # any failure of a capture leaves plain steps usable
@@ -142,21 +214,17 @@ class CudaDecodeReplay:
                 "a step of %d rows could not be captured", bucket.num_rows, exc_info=True
             )
         else:
-            return logits
+            return logits, free_bytes - capturer.free_bytes
         # Outside the except block, since the traceback held the failed capture's tensors.
         self._limit_captures(is_short=is_short)
         release_cache(self._kv.device)
-        return logits
+        return logits, 0
 
     def _limit_captures(self, *, is_short: bool) -> None:
         """Decide, after a failed capture, what is captured from now on."""
         if is_short and self._graphs:
             logger.warning("no more sizes of steps are captured than these %d", len(self._graphs))
             self._is_full = True
-        elif self._reads_by_length and not is_short:
-            logger.warning("captured steps read extents with a mask from now on")
-            self._reads_by_length = False
-            self.drop()
         else:
             logger.warning("decode steps are launched kernel by kernel from now on")
             self._capturer = None

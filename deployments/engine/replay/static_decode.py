@@ -4,9 +4,10 @@ Captured kernels always get the same arguments, so the values that change from s
 rows write, how far they read) must be in memory that a static step owns. There are two kinds:
 
 - `CpuStaticDecodeStep` overwrites its places on the host with those of each later step.
-- `CudaStaticDecodeStep` computes places and masks on the device from the rows' lengths and from
-  where their extents start. A row without a sequence is padding: it stores its keys and values in
-  the spare place after the blocks and reads that one token. Its result is dropped.
+- `CudaStaticDecodeStep` computes places, and how far rows read, on the device from the rows'
+  lengths and from where their extents start. A row without a sequence is padding: it stores its
+  keys and values in the spare place after the blocks and reads that one token. Its result is
+  dropped.
 """
 
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from deployments.compute.speedups import KVRows
 from deployments.engine.attention.decode_spans import MAX_GATHERED_BYTES, DecodeSpan
 from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import DecodePlaces, PackedStep
+from deployments.engine.attention.step_reads import StepReads
 from deployments.engine.attention.varlen_reads import ExtentReads
 from deployments.plan.graph_sizes import DecodeBucket
 
@@ -70,15 +72,12 @@ class CudaStaticDecodeStep(StaticDecodeStep):
             token included; 0 for padding.
         starts: [num_groups, num_rows], int64, likewise: the first token of each row's extent; the
             spare one for padding.
-        read_length: Tokens that each row reads from its extent.
-        reads_by_length: Whether rows read their extents by `ExtentReads` where possible.
+        read_length: The most tokens that a row reads from its extent.
     """
 
     lengths: torch.Tensor = field(kw_only=True)
     starts: torch.Tensor = field(kw_only=True)
     read_length: int = field(kw_only=True)
-    reads_by_length: bool = field(default=False, kw_only=True)
-    _reads: dict[int, ExtentReads] = field(default_factory=dict, kw_only=True)
 
     @classmethod
     def of(
@@ -87,8 +86,6 @@ class CudaStaticDecodeStep(StaticDecodeStep):
         bucket: DecodeBucket,
         lengths: torch.Tensor,
         starts: torch.Tensor,
-        *,
-        reads_by_length: bool = False,
     ) -> Self:
         """Return a step of the bucket's size."""
         return cls._of_rows(
@@ -97,7 +94,6 @@ class CudaStaticDecodeStep(StaticDecodeStep):
             lengths=lengths,
             starts=starts,
             read_length=bucket.read_length,
-            reads_by_length=reads_by_length,
         )
 
     @property
@@ -121,16 +117,14 @@ class CudaStaticDecodeStep(StaticDecodeStep):
             rows = slice(first, min(first + num_at_once, self.num_decode))
             yield DecodeSpan.gathered(rows, starts[rows], lengths[rows], read_length)
 
-    def decode_reads(self, capacity: int) -> ExtentReads | None:
-        """Return how far each row reads its extent, if rows read by length."""
-        if not self.reads_by_length:
-            return None
+    def reads(self, capacity: int) -> StepReads:
+        """Return what the rows store and read in layers of this capacity, by lengths."""
         if capacity not in self._reads:
-            spare_token = self.kv.spare_tokens[self.kv.group_of(capacity)]
-            self._reads[capacity] = ExtentReads.of(
+            decode = ExtentReads.of_rows(
                 self._starts(capacity),
                 self.lengths.clamp(min=1),
-                spare_token,
+                self.kv.spare_tokens[self.kv.group_of(capacity)],
                 min(self.read_length, capacity),
             )
+            self._reads[capacity] = StepReads(self.decode_places(capacity).tokens, decode)
         return self._reads[capacity]

@@ -10,14 +10,22 @@ import torch
 
 from deployments.compute.cpu.attention.row_attention import can_attend_rows
 from deployments.engine.attention.kv_cache import KVCache, KVShape
-from deployments.engine.attention.packed_step import Starts
+from deployments.engine.attention.step_reads import Starts
 from deployments.plan.kv_layout import KVLayout
 
 
 def make_cache(
-    shape: KVShape, lengths: Sequence[int], *, max_model_len: int, block_size: int = 8
+    shape: KVShape,
+    lengths: Sequence[int],
+    *,
+    max_model_len: int,
+    block_size: int = 8,
+    reads_by_length: bool = False,
 ) -> tuple[KVCache, list[Starts]]:
-    """Return a cache on the CPU, with its kernel, and extents for sequences of these lengths."""
+    """Return a cache on the CPU and extents for sequences of these lengths.
+
+    Its kernel attends unless rows read by length.
+    """
     capacities = shape.group_capacities(max_model_len)
     needed = [KVLayout(capacities, (), block_size).blocks_for(length) for length in lengths]
     starts = [[0] * len(capacities) for _ in lengths]
@@ -34,7 +42,8 @@ def make_cache(
         layout,
         max_model_len=max_model_len,
         device=torch.device("cpu"),
-        attends_in_place=can_attend_rows(shape.head_dim, shape.dtype),
+        attends_in_place=not reads_by_length and can_attend_rows(shape.head_dim, shape.dtype),
+        reads_by_length=reads_by_length,
     )
     for tensor in (*kv.keys, *kv.values):
         tensor.fill_(torch.nan)

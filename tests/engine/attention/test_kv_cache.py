@@ -16,7 +16,7 @@ from transformers import (
 
 from deployments.engine.attention import kv_cache
 from deployments.engine.attention.kv_cache import KVCache, KVShape, ring_slices
-from deployments.engine.attention.packed_step import Starts
+from deployments.engine.attention.step_reads import Starts
 from deployments.plan.kv_layout import KVCopy, KVLayout
 
 WINDOW, LENGTH, BLOCK_SIZE = 4, 7, 2

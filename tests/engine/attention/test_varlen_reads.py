@@ -1,15 +1,25 @@
 import logging
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+from transformers import PreTrainedConfig
 
+from deployments.engine import engine as engine_module
 from deployments.engine.attention import varlen_reads
 from deployments.engine.attention.kv_cache import KVShape
-from deployments.engine.attention.varlen_reads import ExtentReads, can_read_extents
-from deployments.engine.model import runner
-from tests.engine import fake_varlen
+from deployments.engine.attention.varlen_reads import (
+    ExtentReads,
+    compare_with_masks,
+    describe_reads,
+    find_obstacle,
+)
+from deployments.engine.replay import cuda_replay
 from tests.engine.fake_graphs import FakeCapturer
+from tests.engine.fake_varlen import FakeVarlen
 from tests.engine.layouts import for_each_captured_layout
 from tests.engine.replay.test_cuda_replay import Decoding, MakeModel, answers, capturer, prompts
 from tests.engine.tiny_models import MODELS, gemma2, gemma3_text, generate, load, make_engine, qwen2
@@ -19,48 +29,20 @@ pytestmark = pytest.mark.slow
 __all__ = ["capturer"]  # a fixture
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-SHAPE = KVShape((None,), num_kv_heads=2, head_dim=8, dtype=torch.bfloat16)
-LOOKING = {"gpt2"}
+SHAPE = KVShape((None, 100), num_kv_heads=2, head_dim=8, dtype=torch.bfloat16)
 SOFTCAPPED = {"gemma2"}
-
-
-class FakeVarlen(fake_varlen.FakeVarlen):
-    """Reads no token beyond a row's length, and keeps the starts of the latest call."""
-
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *others: Any,
-        **options: Any,
-    ) -> torch.Tensor:
-        starts, lengths = others[1], options["seqused_k"]
-        self.starts = starts[:-1]
-        within = torch.arange(others[3], device=query.device)
-        read = starts[:-1, None] + torch.minimum(within, lengths[:, None] - 1)
-        is_read = torch.zeros(len(key), dtype=torch.bool, device=query.device)
-        is_read = is_read.index_fill(0, read.flatten(), 1)[:, None, None]
-        key, value = (tokens.where(is_read, 0) for tokens in (key, value))
-        return super().__call__(query, key, value, *others, **options)
+CONFIG = cast("PreTrainedConfig", SimpleNamespace(num_attention_heads=4))
 
 
 @pytest.fixture
 def varlen(monkeypatch: pytest.MonkeyPatch) -> FakeVarlen:
-    """Let captured steps read their extents by length."""
-    monkeypatch.setattr(runner, "can_read_extents", lambda *_, is_sorted: True)
-    return FakeVarlen(monkeypatch)
+    """Let steps read their extents by length."""
 
+    def found(shape: KVShape, text_config: PreTrainedConfig, device: torch.device) -> str | None:
+        return "softcapped scores" if text_config.model_type in SOFTCAPPED else None
 
-@pytest.fixture
-def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the comparison on this machine, as if it were a GPU."""
-    compare = varlen_reads._error
-
-    def error(shape: KVShape, num_heads: int, _: torch.device, order: range) -> float:
-        return compare(shape, num_heads, CPU, order)
-
-    monkeypatch.setattr(varlen_reads, "_error", error)
+    monkeypatch.setattr(engine_module, "find_obstacle", found)
+    return FakeVarlen(monkeypatch, torch.float32)
 
 
 @for_each_captured_layout
@@ -80,112 +62,145 @@ def test_steps_that_read_by_length_give_what_generate_gives(
 def test_any_rows_give_the_logits_of_a_plain_step(
     chosen: tuple[int, ...], make_model: MakeModel, varlen: FakeVarlen
 ) -> None:
-    decoding = Decoding(make_model, 4)
-    expected = decoding.plain_logits(*chosen)
+    decoding = Decoding(make_model, 4, reads_by_length=True)
+    expected = Decoding(make_model, 4).plain_logits(*chosen)
+    num_calls = varlen.num_calls
     for _ in range(2):
         torch.testing.assert_close(decoding.logits(*chosen), expected, rtol=1e-4, atol=1e-4)
-    assert varlen.num_calls > 0
+    assert varlen.num_calls > num_calls
 
 
-def test_extents_of_a_single_group_are_read_in_ascending_order(varlen: FakeVarlen) -> None:
-    decoding = Decoding(qwen2, 4)
-    starts = [start for (start,) in decoding.starts]
-    assert starts != sorted(starts)
-    decoding.logits(0, 1, 2)
-    spare_token = decoding.kv.spare_tokens[0]
-    assert varlen.starts.tolist() == [*sorted(starts[:3]), spare_token]
+def test_steps_are_captured_at_the_start_one_for_each_number_of_rows(varlen: FakeVarlen) -> None:
+    decoding = Decoding(qwen2, 3, reads_by_length=True)
+    expected = decoding.plain_logits(0, 1, 2)
+    before = [tensor.clone() for tensor in (*decoding.kv.keys, *decoding.kv.values)]
+    decoding.runner.trace()
+    for tensor, old in zip((*decoding.kv.keys, *decoding.kv.values), before, strict=True):
+        torch.testing.assert_close(tensor[:-1], old[:-1], rtol=0, atol=0, equal_nan=True)
+    assert (decoding.runner.num_captured, decoding.capturer.num_warm_ups) == (3, 3)
+    assert decoding.runner.captured is not None
+    assert decoding.runner.captured.startswith("3 CUDA graphs, captured in ")
+    assert decoding.runner.captured.endswith(" s, 3 MiB")
+    torch.testing.assert_close(decoding.logits(0, 1, 2), expected, rtol=1e-4, atol=1e-4)
+    decoding.sequences[0] = decoding._prefill(0, num_tokens=256)  # any length
+    decoding.logits(0)
+    assert [graph.num_replays for graph in decoding.capturer.graphs] == [1, 0, 1]
+    assert decoding.capturer.num_warm_ups == 3
 
 
-def test_after_a_failed_capture_steps_are_captured_with_a_mask(
-    varlen: FakeVarlen, caplog: pytest.LogCaptureFixture
+def test_without_time_for_all_captures_a_step_takes_the_next_larger_graph(
+    monkeypatch: pytest.MonkeyPatch, varlen: FakeVarlen, caplog: pytest.LogCaptureFixture
 ) -> None:
-    decoding = Decoding(qwen2, 2)
-    expected = decoding.plain_logits(0, 1)
-    decoding.capturer.error = RuntimeError("operation not permitted when stream is capturing")
-    torch.testing.assert_close(decoding.logits(0, 1), expected, rtol=1e-4, atol=1e-4)
-    assert "with a mask from now on" in caplog.text
-    decoding.capturer.error, num_calls = None, varlen.num_calls
-    for _ in range(2):
-        torch.testing.assert_close(decoding.logits(0, 1), expected, rtol=1e-4, atol=1e-4)
-    assert decoding.capturer.num_replays == 1
-    assert varlen.num_calls == num_calls
+    monkeypatch.setattr(cuda_replay, "MAX_CAPTURE_S", -1.0)
+    decoding = Decoding(qwen2, 3, reads_by_length=True)
+    decoding.runner.trace()
+    assert decoding.runner.captured is not None
+    assert decoding.runner.captured.startswith("0 of 3 CUDA graphs")
+    assert "no time to capture steps of 4 rows" in caplog.text
+    expected = decoding.plain_logits(0)
+    torch.testing.assert_close(decoding.logits(0), expected, rtol=1e-4, atol=1e-4)
+    assert decoding.runner.num_captured == 0
+    decoding.runner.drop_captured()  # captured again when they occur
+    decoding.logits(0, 1, 2)
+    decoding.capturer.error = torch.OutOfMemoryError("no room for a second one")
+    decoding.logits(0)
+    torch.testing.assert_close(decoding.logits(0), expected, rtol=1e-4, atol=1e-4)
+    assert [graph.num_replays for graph in decoding.capturer.graphs] == [1]
 
 
 def test_softcapped_scores_are_still_read_with_a_mask(varlen: FakeVarlen) -> None:
-    Decoding(gemma2, 1).logits(0)
+    Decoding(gemma2, 1, reads_by_length=True).logits(0)
     assert varlen.num_calls == 0
 
 
 def test_lengths_are_cut_to_the_longest_read() -> None:
-    reads = ExtentReads.of(torch.tensor([8, 64, 32]), torch.tensor([1, 9, 40]), 128, longest=16)
+    reads = ExtentReads.of_rows(
+        torch.tensor([8, 64, 32]), torch.tensor([1, 9, 40]), 128, longest=16
+    )
     assert reads.query_starts.tolist() == [0, 1, 2, 3]
     assert reads.starts.tolist() == [8, 64, 32, 128]
     assert reads.lengths.tolist() == [1, 9, 16]
 
 
-@pytest.mark.usefixtures("varlen", "on_a_cpu")
 @pytest.mark.parametrize("num_heads", [2, 6])
-@pytest.mark.parametrize("is_sorted", [False, True])
-def test_reads_that_agree_with_masked_attention_are_used(num_heads: int, is_sorted: bool) -> None:
-    assert can_read_extents(SHAPE, num_heads, GPU, is_sorted=is_sorted)
-
-
-@pytest.mark.usefixtures("on_a_cpu")
-def test_reads_that_need_ascending_starts_are_used_only_for_those(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_reads_that_agree_with_masked_attention_are_used(
+    monkeypatch: pytest.MonkeyPatch, num_heads: int
 ) -> None:
-    right = FakeVarlen(monkeypatch)
-
-    def sorting(*arguments: torch.Tensor, **options: Any) -> torch.Tensor:
-        starts = arguments[4]
-        return right(*arguments[:4], starts.sort().values, *arguments[5:], **options)
-
-    monkeypatch.setattr(varlen_reads, "flash_attention", sorting)
-    assert can_read_extents(SHAPE, 4, GPU, is_sorted=True)
-    assert not can_read_extents(SHAPE, 4, GPU, is_sorted=False)
-    assert "flash attention is off by" in caplog.text
+    varlen = FakeVarlen(monkeypatch)
+    assert compare_with_masks(SHAPE, num_heads, CPU) is None
+    assert varlen.num_calls == 6
 
 
-@pytest.mark.usefixtures("on_a_cpu")
-def test_reads_beyond_a_rows_length_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_varlen.FakeVarlen(monkeypatch)  # multiplies such values by a weight of 0
-    assert not can_read_extents(SHAPE, 4, GPU, is_sorted=True)
+def sorting(arguments: list[Any], options: dict[str, Any]) -> None:
+    arguments[4] = arguments[4].sort().values
 
 
-@pytest.mark.usefixtures("on_a_cpu")
-@pytest.mark.parametrize("factor", [1.1, torch.nan])
+def top_left(arguments: list[Any], options: dict[str, Any]) -> None:
+    options["seqused_k"] = options["seqused_k"].clamp(max=arguments[5])
+
+
+def without_causality(arguments: list[Any], options: dict[str, Any]) -> None:
+    options["is_causal"] = False
+
+
+def without_a_window(arguments: list[Any], options: dict[str, Any]) -> None:
+    options["window_size_left"] = None
+
+
+def one_too_long(arguments: list[Any], options: dict[str, Any]) -> None:
+    options["seqused_k"] = options["seqused_k"] + 1
+
+
+@pytest.mark.parametrize(
+    "mutate", [sorting, top_left, without_causality, without_a_window, one_too_long]
+)
 def test_reads_that_give_other_results_are_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, factor: float
+    monkeypatch: pytest.MonkeyPatch, mutate: Callable[[list[Any], dict[str, Any]], None]
 ) -> None:
     right = FakeVarlen(monkeypatch)
 
     def wrong(*arguments: Any, **options: Any) -> torch.Tensor:
-        return right(*arguments, **options) * factor
+        changed = list(arguments)
+        mutate(changed, options)
+        return right(*changed, **options)
 
     monkeypatch.setattr(varlen_reads, "flash_attention", wrong)
-    assert not can_read_extents(SHAPE, 4, GPU, is_sorted=True)
-    assert "flash attention is off by" in caplog.text
+    obstacle = compare_with_masks(SHAPE, 4, CPU)
+    assert obstacle is not None
+    assert "off by" in obstacle
 
 
-@pytest.mark.usefixtures("on_a_cpu")
 def test_reads_that_fail_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert not can_read_extents(
-            SHAPE, 4, GPU, is_sorted=True
-        )  # torch's own takes no lengths on a CPU
+        obstacle = compare_with_masks(SHAPE, 4, CPU)  # torch's own does not run on a CPU
+    assert obstacle is not None
+    assert obstacle.startswith("an error of flash attention")
     assert "flash attention fails here" in caplog.text
 
 
-@pytest.mark.usefixtures("varlen")
-def test_a_cpu_and_unsupported_dtypes_are_not_tried() -> None:
-    assert not can_read_extents(SHAPE, 4, CPU, is_sorted=True)
-    float32 = KVShape((None,), num_kv_heads=2, head_dim=8, dtype=torch.float32)
-    assert not can_read_extents(float32, 4, GPU, is_sorted=True)
+@pytest.mark.parametrize(
+    ("shape", "config", "device", "expected"),
+    [
+        (SHAPE, CONFIG, CPU, "a device of type cpu"),
+        (replace(SHAPE, dtype=torch.float32), CONFIG, GPU, "float32"),
+        (replace(SHAPE, head_dim=12), CONFIG, GPU, "heads of 12 elements"),
+        (replace(SHAPE, head_dim=512), CONFIG, GPU, "heads of 512 elements"),
+        (SHAPE, SimpleNamespace(attn_logit_softcapping=50.0), GPU, "softcapped scores"),
+    ],
+)
+def test_what_flash_attention_does_not_take_is_named(
+    shape: KVShape, config: PreTrainedConfig, device: torch.device, expected: str
+) -> None:
+    assert find_obstacle(shape, config, device) == expected
+    assert expected in describe_reads(expected, attends_in_place=False)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(14, 2, 64), (28, 4, 128)])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim"),
+    [(14, 2, 64), (28, 4, 128), (16, 8, 256), (12, 12, 64), (4, 1, 8)],
+)
 def test_a_gpu_reads_extents_by_length(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-    shape = KVShape((None,), num_kv_heads, head_dim, torch.bfloat16)
-    assert can_read_extents(shape, num_heads, GPU, is_sorted=False)
+    shape = KVShape((None, 100), num_kv_heads, head_dim, torch.bfloat16)
+    assert compare_with_masks(shape, num_heads, GPU) is None

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.attention.attention import ATTENTION_NAME
 from deployments.engine.attention.kv_cache import KVShape
-from deployments.engine.attention.packed_step import Starts
+from deployments.engine.attention.step_reads import Starts
 from deployments.engine.model.loader import LoadedModel
 from deployments.engine.model.runner import ModelRunner, StepLogits
 from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, StepPlan

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 from deployments.compute.traced_graph import NotTraceableError
 from deployments.engine.attention.attention import ATTENTION_NAME
 from deployments.engine.attention.kv_cache import KVShape
-from deployments.engine.attention.packed_step import ChunkRows, PackedStep
+from deployments.engine.attention.packed_step import PackedStep
+from deployments.engine.attention.step_reads import ChunkRows
 from deployments.engine.model import traced_forward
 from deployments.engine.model.forward import Forward, StockForward
 from deployments.engine.model.loader import LoadedModel

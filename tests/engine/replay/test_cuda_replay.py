@@ -110,11 +110,15 @@ def test_a_step_whose_capture_fails_has_still_run(capturer: FakeCapturer) -> Non
 class Decoding:
     """Prefilled sequences of a runner that captures."""
 
-    def __init__(self, make_model: MakeModel, num_seqs: int) -> None:
+    def __init__(
+        self, make_model: MakeModel, num_seqs: int, *, reads_by_length: bool = False
+    ) -> None:
         loaded = load(make_model)
         self.capturer = FakeCapturer()
         shape = KVShape.of(loaded.text_config, torch.float32)
-        self.kv, self.starts = make_cache(shape, [300] * 4, max_model_len=600, block_size=16)
+        self.kv, self.starts = make_cache(
+            shape, [300] * 4, max_model_len=600, block_size=16, reads_by_length=reads_by_length
+        )
         self.runner = ModelRunner(
             loaded.model, self.kv, 4, has_kernels=False, capturer=self.capturer
         )

@@ -1,7 +1,8 @@
 import torch
 
 from deployments.engine.attention.kv_cache import KVCache, KVShape
-from deployments.engine.attention.packed_step import PackedStep, Starts
+from deployments.engine.attention.packed_step import PackedStep
+from deployments.engine.attention.step_reads import Starts
 from deployments.engine.replay.static_decode import CpuStaticDecodeStep, CudaStaticDecodeStep
 from deployments.plan.graph_sizes import DecodeBucket
 from tests.engine.attention.extents import make_cache

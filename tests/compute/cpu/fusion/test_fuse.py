@@ -12,7 +12,8 @@ from deployments.compute.cpu.fusion import ops
 from deployments.compute.cpu.fusion.fuse import fuse
 from deployments.compute.cpu.linear.prepacked_linear import can_prepack
 from deployments.engine.attention.kv_cache import KVCache, KVShape
-from deployments.engine.attention.packed_step import ChunkRows, PackedStep
+from deployments.engine.attention.packed_step import PackedStep
+from deployments.engine.attention.step_reads import ChunkRows
 from deployments.engine.model.loader import prepare_model
 from deployments.engine.model.traced_forward import TracedForward, trace
 from tests.compute.cpu.fusion.exactness import exact

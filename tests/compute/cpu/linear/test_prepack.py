@@ -14,7 +14,8 @@ from deployments.compute.cpu.linear.prepack import leave_file, num_prepacked_byt
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
 from deployments.compute.cpu.linear.quantized_linear import Int8Linear, quantization_obstacle
 from deployments.engine.attention.kv_cache import KVCache, KVShape
-from deployments.engine.attention.packed_step import ChunkRows, PackedStep
+from deployments.engine.attention.packed_step import PackedStep
+from deployments.engine.attention.step_reads import ChunkRows
 from deployments.engine.model.loader import LoadedModel, load_model
 from deployments.engine.model.traced_forward import TracedForward
 from deployments.plan.kv_layout import KVLayout
