@@ -8,14 +8,9 @@ from deployments.contract.descriptions import EmbeddingDescription, PoolerDescri
 from deployments.contract.model_spec import ModelSpec, number
 from deployments.plan.replica_plan import NO_LIMIT_LEN
 from deployments.pooling.embedder import Embedder
-from deployments.pooling.model_loader import LoadedPooler, fit_length, label_names, load_outline
+from deployments.pooling.model_outline import fit_length, label_names, load_outline
 from deployments.pooling.packed_backbone import TextModel
 from deployments.pooling.pooling_model import choose_activation
-
-
-def describe_model(spec: ModelSpec, loaded: LoadedPooler) -> PoolerDescription:
-    """Describe a model that a replica has loaded."""
-    return _describe(spec, loaded.model, loaded.max_model_len)
 
 
 def describe_files(spec: ModelSpec) -> PoolerDescription:
@@ -25,12 +20,19 @@ def describe_files(spec: ModelSpec) -> PoolerDescription:
         UnsupportedModelError: Files are missing, or the model does not do its task.
     """
     outline = load_outline(spec.source, task=spec.entry.task, revision=spec.entry.revision)
-    return _describe(
+    return describe_model(
         spec, outline, fit_length(number(spec.entry.max_model_len) or NO_LIMIT_LEN, outline)
     )
 
 
-def _describe(spec: ModelSpec, model: TextModel, max_model_len: int) -> PoolerDescription:
+def describe_model(spec: ModelSpec, model: TextModel, max_model_len: int) -> PoolerDescription:
+    """Describe a model.
+
+    Args:
+        spec: The model.
+        model: Its modules and configuration; its weights are not read.
+        max_model_len: The most tokens of one text that it reads.
+    """
     is_embedder = isinstance(model, Embedder)
     return PoolerDescription(
         id=spec.id,

@@ -23,7 +23,7 @@ from deployments.contract.user_config import given_settings
 from deployments.engine.model.loader import load_config as load_generator_config
 from deployments.plan.model_shape import ModelShape
 from deployments.plan.replica_plan import counted_shape
-from deployments.pooling.model_loader import load_config as load_pooler_config
+from deployments.pooling.model_outline import load_config as load_pooler_config
 from deployments.text_generator import TextGenerator
 from deployments.text_pooler import TextPooler
 from serve_app.backends.models.cluster_state import deployed_files, running_demands

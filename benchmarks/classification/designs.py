@@ -15,7 +15,7 @@ from benchmarks.baselines.queue_batcher import QueueBatcher
 from deployments.contract.generation import Refused
 from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.contract.pooling import PoolingRequest
-from deployments.pooling.device_worker import BatchStats
+from deployments.pooling.pooling_worker import BatchStats
 from deployments.text_pooler import TextPooler
 
 Kind = Literal["queue", "pieces", "serve.batch", "raystream"]

@@ -17,7 +17,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -29,8 +28,8 @@ from deployments.compute.token_budget import TokenBudget
 from deployments.compute.work_watch import WorkWatch
 from deployments.contract.errors import PoolingFailedError, ReplicaUnavailableError
 from deployments.contract.pooling import ROW_DTYPE
-from deployments.pooling.encoded_text import EncodedText
-from deployments.pooling.lanes import Lanes, LaneWork
+from deployments.pooling.lanes import EncodedText, Lanes, LaneWork
+from deployments.pooling.pooling_worker import BatchStats
 from deployments.pooling.request_queue import RequestQueue, Row, TokenIds
 
 logger = logging.getLogger(__name__)
@@ -73,19 +72,6 @@ class Pooler(Protocol):
         pair's texts each token belongs to; see `PoolingModel`.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class BatchStats:
-    """The size of one micro-batch.
-
-    Attributes:
-        num_sequences: Number of texts.
-        num_tokens: Number of tokens of all texts, without padding.
-    """
-
-    num_sequences: int
-    num_tokens: int
 
 
 class DeviceWorker:

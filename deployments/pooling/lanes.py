@@ -10,6 +10,9 @@ as lanes, but no part is smaller than the longest text or than `MIN_LANE_TOKENS`
 taken alone, such as a single text, gets all threads; any other gets its lane's. A sweep takes
 everything from the queue, and all of it is handed out before the next sweep. So a text waits for
 one sweep at most, however many shorter ones arrive after it.
+
+A request's texts may run in several micro-batches, on several threads at once. It is answered once:
+when all its texts are done, or as soon as one fails.
 """
 
 import threading
@@ -20,9 +23,8 @@ from dataclasses import dataclass
 import torch
 
 from deployments.compute.token_budget import TokenBudget
-from deployments.pooling.encoded_text import EncodedText, texts_of
 from deployments.pooling.micro_batches import in_order, take_batch
-from deployments.pooling.request_queue import Job, RequestQueue
+from deployments.pooling.request_queue import Job, RequestQueue, Row, TokenIds
 
 MAX_LANES = 8
 """More lanes would wait for Python's GIL, which each holds for some ms of every micro-batch."""
@@ -30,6 +32,64 @@ MAX_LANES = 8
 MIN_LANE_TOKENS = 96
 """Larger parts cost hardly less per token, for RoBERTa-base's shape on one thread; and if all texts
 are one part, the device idles while their clients send the next ones."""
+
+
+class Answer:
+    """Collects the answer to one job; any thread may add to it."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._found: dict[int, Row] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the client still waits for the answer."""
+        return not self._job.has_left and not self._job.answer.done()
+
+    def note(self, index: int, outcome: Row | Exception) -> None:
+        """Add the result of one text; the first failure ends the job."""
+        with self._lock:
+            if self._job.answer.done():
+                return
+            if isinstance(outcome, Exception):
+                self._job.answer.set_exception(outcome)
+                return
+            self._found[index] = outcome
+            if len(self._found) == len(self._job.sequences):
+                self._job.answer.set_result([self._found[i] for i in range(len(self._found))])
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    """One text of a job.
+
+    Attributes:
+        index: The text's index among the job's texts.
+        token_ids: The text, encoded.
+        answer: Collects the results of the job's texts.
+        type_ids: Which of a pair's texts each token belongs to; None: all to the first.
+    """
+
+    index: int
+    token_ids: TokenIds
+    answer: Answer
+    type_ids: TokenIds | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens to compute."""
+        return len(self.token_ids)
+
+
+def texts_of(job: Job) -> list[EncodedText]:
+    """Return a job's texts; they share its answer."""
+    answer = Answer(job)
+    type_ids = job.type_ids or (None,) * len(job.sequences)
+    return [
+        EncodedText(index, token_ids, answer, types)
+        for index, (token_ids, types) in enumerate(zip(job.sequences, type_ids, strict=True))
+    ]
 
 
 @dataclass(frozen=True, slots=True)

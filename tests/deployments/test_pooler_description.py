@@ -19,6 +19,6 @@ def test_files_describe_a_model_as_its_replicas_do() -> None:
         device=torch.device("cpu"),
         max_model_len=128,
     )
-    expected = replace(describe_model(model, loaded), created=0)
+    expected = replace(describe_model(model, loaded.model, loaded.max_model_len), created=0)
     assert replace(describe_files(model), created=0) == expected
     assert len(expected.labels) == 2

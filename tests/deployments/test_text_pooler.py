@@ -30,7 +30,8 @@ from deployments.contract.telemetry.tracing import (
     open_tracer,
 )
 from deployments.plan.memory_budget import DeviceMemoryError
-from deployments.text_pooler import MAX_BATCH_SIZE, TextPooler
+from deployments.pooler_replica import MAX_BATCH_SIZE
+from deployments.text_pooler import TextPooler
 from tests.deployments.tiny_folder import spec
 from tests.otlp_receiver import receiving
 from tests.pooling.test_cross_encoder import cross_distilbert, save
@@ -377,7 +378,7 @@ def test_a_micro_batch_that_does_not_fit_fails_at_the_start(
 def test_a_model_with_one_label_that_fails_on_pairs_is_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.pooling.model_loader._reads_types", lambda model: True)
+    monkeypatch.setattr("deployments.pooling.model_loader.reads_types", lambda model: True)
     with pytest.raises(UnsupportedModelError, match="fails on a pair of texts"):
         TextPooler(spec(save(tmp_path, cross_distilbert())))
 

@@ -9,8 +9,9 @@ import torch
 
 from deployments.contract.errors import PoolingFailedError, ReplicaUnavailableError
 from deployments.contract.pooling import ROW_DTYPE
-from deployments.pooling.device_worker import BatchStats, DeviceWorker
+from deployments.pooling.device_worker import DeviceWorker
 from deployments.pooling.lanes import MIN_LANE_TOKENS
+from deployments.pooling.pooling_worker import BatchStats
 from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue, TokenIds
 
 DEADLINE_S = 20

@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from deployments.contract.model_errors import UnsupportedModelError
-from deployments.pooling.model_loader import LoadedPooler, load_outline, load_pooler, num_positions
+from deployments.pooling.model_loader import LoadedPooler, load_pooler
+from deployments.pooling.model_outline import load_outline, num_positions
 from deployments.pooling.packed_backbone import PackedBackbone
 from tests.pooling.tiny_classifiers import LABELS, bert, mpnet, qwen2, roberta
 from tests.pooling.tiny_folder import framing_tokenizer, save_classifier

@@ -136,7 +136,7 @@ def test_a_transformer_s_settings_may_lie_in_an_older_file(folder: Path, kind: s
 def test_lower_case_needs_a_fast_tokenizer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change(folder / "sentence_bert_config.json", do_lower_case=True)
     slow = SlowTokenizer()
-    monkeypatch.setattr("deployments.pooling.model_loader.load_tokenizer", lambda *_, **__: slow)
+    monkeypatch.setattr("deployments.pooling.model_outline.load_tokenizer", lambda *_, **__: slow)
     with pytest.raises(UnsupportedModelError, match="fast tokenizer; the model's is a SlowTok"):
         load_pooler(
             str(folder),
@@ -170,7 +170,7 @@ def test_a_sleeping_model_is_described_as_its_replicas_describe_it(folder: Path)
         device=torch.device("cpu"),
         max_model_len=4096,
     )
-    told = describe_model(spec, loaded)
+    told = describe_model(spec, loaded.model, loaded.max_model_len)
     assert told.embedding is not None
     assert (told.embedding.width, told.embedding.dimensions) == (32, (8, 16))
     assert told.embedding.default_prompt == "query"

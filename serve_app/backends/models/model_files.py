@@ -23,7 +23,7 @@ POOLER = "deployments.pooler_description"
 
 LOADERS: Final = {
     True: "deployments.engine.model.loader",
-    False: "deployments.pooling.model_loader",
+    False: "deployments.pooling.model_outline",
 }
 """The module that reads a model's configuration, by whether it generates."""
 

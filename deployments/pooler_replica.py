@@ -1,0 +1,200 @@
+"""PoolerReplica: a model's worker behind one method, whatever computes the texts.
+
+Requests that arrive together are tokenized together (`@serve.batch`) and queued for the worker
+(`deployments.pooling.pooling_worker`). A cancelled request leaves the queue, and its unfinished
+results are dropped.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+
+from ray import serve
+
+from deployments.autoscaling import ReplicaLoad
+from deployments.compute.work_watch import is_hung
+from deployments.contract.descriptions import PoolerDescription
+from deployments.contract.errors import REFUSALS, RaystreamError, ReplicaUnavailableError
+from deployments.contract.gen_ai_spans import end, recorded
+from deployments.contract.generation import Refused, Started
+from deployments.contract.pooling import Pooled, PooledText, PoolingEvent, PoolingRequest
+from deployments.contract.telemetry.metric_table import POOLER
+from deployments.contract.user_config import queue_limits, set_batching
+from deployments.plan.replica_report import WorkCounts
+from deployments.pooler_description import describe_model
+from deployments.pooling.pooling_worker import BatchStats, PoolerFacts, PoolingWorker
+from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue
+from deployments.pooling.text_encoder import EncodedTexts, TextEncoder
+from deployments.replica.metrics import PoolerMetrics
+from deployments.replica.model_replica import ModelReplica
+from deployments.replica.probation import Probation
+
+MAX_BATCH_SIZE = 32
+BATCH_WAIT_TIMEOUT_S = 0.0
+"""Zero, because requests collect in the queue while the device is busy."""
+
+
+class PoolerReplica(ModelReplica):
+    """Answers texts with one model: scores of labels, or vectors.
+
+    A subclass opens the worker that computes them.
+    """
+
+    _table = POOLER
+    _facts: PoolerFacts
+
+    def _open_worker(self) -> PoolingWorker:
+        """Return the worker of `_queue`, not started; its micro-batches go to `_hand_over`."""
+        raise NotImplementedError
+
+    def _start_worker(self) -> PoolerFacts:
+        """Start the worker, and wait until it can compute.
+
+        Raises:
+            UnsupportedModelError: The model can't be served; one line says why.
+            DeviceMemoryError: The share of the device is too small.
+        """
+        raise NotImplementedError
+
+    def _start(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._num_batches_seen = 0
+        self._queue = RequestQueue(QueueLimits(0, None))  # nothing arrives before the start
+        self._worker = self._open_worker()
+        facts = self._facts = self._start_worker()
+        self._queue.set_limits(QueueLimits(*self._queue_limits({})))
+        self._encoder = TextEncoder(
+            facts.tokenizer, facts.max_model_len, facts.vocab_size, reads_types=facts.reads_types
+        )
+        self._metrics = PoolerMetrics(self._store, self._spec.id)
+        self._suspects = asyncio.Lock()
+        self._description = replace(
+            describe_model(self._spec, facts.model, facts.max_model_len), footprint=self._footprint
+        )
+
+    async def describe(self) -> PoolerDescription:
+        """Return the description of this replica's model."""
+        return self._description
+
+    def _apply(self, given: Mapping[str, float]) -> None:
+        self._queue.set_limits(QueueLimits(*self._queue_limits(given)))
+        set_batching(self._encode, given, MAX_BATCH_SIZE, BATCH_WAIT_TIMEOUT_S)
+
+    def _queue_limits(self, given: Mapping[str, float]) -> tuple[int, int | None]:
+        return queue_limits(given, self._spec.entry, self._facts.memory.max_model_len)
+
+    async def _check_health(self) -> None:
+        self._require_alive()
+        is_idle = self._worker.num_batches == self._num_batches_seen
+        if is_idle and await is_hung(self._worker, self.ping):
+            raise ReplicaUnavailableError("A micro-batch hangs.")
+        self._num_batches_seen = self._worker.num_batches
+
+    @property
+    def _is_dead(self) -> bool:
+        return not self._worker.is_alive
+
+    @property
+    def _load(self) -> ReplicaLoad:
+        running = self._queue.num_running_tokens / self._facts.memory.max_batched_tokens
+        return ReplicaLoad(
+            running=min(1.0, running),
+            refused=min(1.0, self._queue.refused),
+            recent=self._was_used,
+            waiting_tokens=self._queue.num_waiting_tokens,
+        )
+
+    @property
+    def _work(self) -> WorkCounts:
+        return WorkCounts(self._queue.num_running, self._queue.num_waiting)
+
+    def _require_alive(self) -> None:
+        if not self._worker.is_alive:
+            why = "The model's worker has ended."
+            raise ReplicaUnavailableError(why) from self._worker.failure
+
+    async def ping(self) -> None:
+        """Wait until the device has run a micro-batch; an idle device gets a short text.
+
+        Raises:
+            RaystreamError: The worker is broken.
+        """
+        await asyncio.wrap_future(self._worker.ping())
+
+    async def pool(self, request: PoolingRequest) -> Pooled | Refused:
+        """Return the model's result for each text, or `Refused`.
+
+        Raises:
+            RaystreamError: The request has failed, and not by its client's fault.
+        """
+        self._note_use()
+        began_s = time.monotonic()
+        self._loop = asyncio.get_running_loop()
+        with recorded(None if self._spans is None else self._spans.of_texts(request)) as span:
+            try:
+                with self._queue.place() as job:
+                    pooled = await self._pool(request, job)
+            except REFUSALS as error:
+                end(span, error)
+                return Refused(error, self._replica_id)
+            if span is not None and job.taken_s is not None:
+                span.accepted(job.num_tokens)
+                span.waited(job.taken_s - began_s)
+        self._metrics.observe_finish(duration_s=time.monotonic() - began_s + request.elapsed_s)
+        return pooled
+
+    async def pool_suspect(self, request: PoolingRequest) -> AsyncIterator[list[PoolingEvent]]:
+        """Stream two lists: `Started` when this suspect's turn has come, then `pool`'s answer.
+
+        The answer is missing if the ingress gives no go-ahead.
+
+        Raises:
+            RaystreamError: See `pool`.
+        """
+        async with Probation(self._suspects, request.num_deaths):
+            self._require_alive()
+            with self._channels.go_aheads.expect() as go_ahead:
+                yield [Started(await self._channels.address(), go_ahead.number)]
+                if not await go_ahead.is_given():
+                    return
+            answer = await self.pool(request)
+        yield [answer]
+
+    async def _pool(self, request: PoolingRequest, job: Job) -> Pooled:
+        encoded = await self._encode(request)
+        if isinstance(encoded, RaystreamError):
+            raise encoded
+        self._queue.put(job, encoded.token_ids, encoded.type_ids)
+        self._metrics.count_prompt(job.num_tokens)
+        rows = await asyncio.wrap_future(job.answer)
+        parts = zip(rows, encoded.token_ids, encoded.are_truncated, strict=True)
+        texts = (
+            PooledText(row, len(token_ids), is_truncated) for row, token_ids, is_truncated in parts
+        )
+        return Pooled(tuple(texts), self._replica_id)
+
+    @serve.batch(
+        max_batch_size=MAX_BATCH_SIZE,
+        batch_wait_timeout_s=BATCH_WAIT_TIMEOUT_S,
+        max_concurrent_batches=16,
+    )
+    async def _encode(self, requests: list[PoolingRequest]) -> list[EncodedTexts | RaystreamError]:
+        """Encode requests that arrived together, off the event loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._encoding, self._encoder.encode, requests)
+
+    def _hand_over(self, stats: BatchStats) -> None:
+        """Have the event loop record a micro-batch; runs on the worker's thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._observe, stats)
+
+    def _observe(self, stats: BatchStats) -> None:
+        self._metrics.observe_batch(num_sequences=stats.num_sequences, num_tokens=stats.num_tokens)
+        self._metrics.observe_queue(
+            num_running=self._queue.num_running, num_waiting=self._queue.num_waiting
+        )
+
+    def _stop(self) -> None:
+        if hasattr(self, "_worker"):
+            self._worker.stop()
