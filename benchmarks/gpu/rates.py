@@ -76,50 +76,72 @@ class EngineRate:
 
 def engine_rate(loaded: LoadedModel, load: Load, *, cuda_graphs: bool) -> EngineRate:
     """Decode all sequences in one engine."""
-    # A captured step reads up to a power of two; a shorter one would cut that off.
-    max_model_len = 1 << (load.prompt_length + load.num_tokens).bit_length()
-    limits = EngineLimits(
-        load.num_seqs,
-        max_model_len,
-        max(MAX_BATCHED_TOKENS, load.num_seqs),
-        prefix_caching=False,
-        cuda_graphs=cuda_graphs,
-    )
     on_gpu = loaded.model.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    engine = Engine(loaded, limits)
-    engine.warm_up()
-    params = SamplingParams(temperature=0, max_tokens=load.num_tokens, ignore_eos=True)
-    for i, prompt in enumerate(load.prompts(loaded.text_config.vocab_size)):
-        engine.add(SequenceRequest(str(i), tuple(prompt), params))
-    num_new = dict.fromkeys(map(str, range(load.num_seqs)), 0)
-    while min(num_new.values()) == 0:
-        _step(engine, num_new)
-    for _ in range(min(NUM_WARM_STEPS, load.num_tokens // 4)):
-        _step(engine, num_new)
-    first = statistics.mean(num_new.values())
-    seconds = []
-    while engine.stats.num_running == load.num_seqs:
-        seconds.append(_step(engine, num_new))
-    if not seconds:
-        raise ValueError(f"{load} ends before all sequences decode: ask for more new tokens")
-    num_captured = engine.num_captured
-    while engine.has_work:
-        _step(engine, num_new)
-    # Sequences end in the order of their prefill, so some ended with the last timed step.
-    mean_length = load.prompt_length + first + len(seconds) / 2
+    engine = open_engine(loaded, load, cuda_graphs=cuda_graphs)
+    timed = time_steps(engine, load, loaded.text_config.vocab_size)
     held_bytes = loaded.num_weight_bytes + engine.kv_bytes
     return EngineRate(
-        statistics.median(seconds),
-        num_captured,
-        mean_length,
-        _planned_bytes(loaded, limits) + engine.kv_bytes,
+        timed.step_s,
+        timed.num_captured,
+        timed.mean_length,
+        planned_bytes(loaded, engine.limits) + engine.kv_bytes,
         torch.cuda.max_memory_allocated() if on_gpu else held_bytes,
     )
 
 
-def _planned_bytes(loaded: LoadedModel, limits: EngineLimits) -> int:
+def open_engine(loaded: LoadedModel, most: Load, *, cuda_graphs: bool) -> Engine:
+    """Return an engine for loads up to `most`, warmed up."""
+    # Without reads by length, a captured step reads up to a power of two; a shorter length would
+    # cut that off.
+    max_model_len = 1 << (most.prompt_length + most.num_tokens).bit_length()
+    limits = EngineLimits(
+        most.num_seqs,
+        max_model_len,
+        max(MAX_BATCHED_TOKENS, most.num_seqs),
+        prefix_caching=False,
+        cuda_graphs=cuda_graphs,
+    )
+    engine = Engine(loaded, limits)
+    engine.warm_up()
+    return engine
+
+
+@dataclass(frozen=True, slots=True)
+class TimedSteps:
+    """Decode steps of a load; see `EngineRate`."""
+
+    step_s: float
+    num_captured: int
+    mean_length: float
+
+
+def time_steps(engine: Engine, load: Load, vocab_size: int) -> TimedSteps:
+    """Time the steps in which all sequences of a load decode."""
+    params = SamplingParams(temperature=0, max_tokens=load.num_tokens, ignore_eos=True)
+    for i, prompt in enumerate(load.prompts(vocab_size)):
+        engine.add(SequenceRequest(str(i), tuple(prompt), params))
+    num_new = dict.fromkeys(map(str, range(load.num_seqs)), 0)
+    while min(num_new.values()) == 0:
+        step(engine, num_new)
+    for _ in range(min(NUM_WARM_STEPS, load.num_tokens // 4)):
+        step(engine, num_new)
+    first = statistics.mean(num_new.values())
+    seconds = []
+    while engine.stats.num_running == load.num_seqs:
+        seconds.append(step(engine, num_new))
+    if not seconds:
+        raise ValueError(f"{load} ends before all sequences decode: ask for more new tokens")
+    num_captured = engine.num_captured
+    while engine.has_work:
+        step(engine, num_new)
+    # Sequences end in the order of their prefill, so some ended with the last timed step.
+    mean_length = load.prompt_length + first + len(seconds) / 2
+    return TimedSteps(statistics.median(seconds), num_captured, mean_length)
+
+
+def planned_bytes(loaded: LoadedModel, limits: EngineLimits) -> int:
     """Return what a replica plans for all but keys and values."""
     dtype = str(loaded.model.dtype).removeprefix("torch.")
     is_captured = limits.cuda_graphs and loaded.model.device.type == "cuda"
@@ -135,15 +157,21 @@ def _planned_bytes(loaded: LoadedModel, limits: EngineLimits) -> int:
     ).fixed_bytes
 
 
-def _step(engine: Engine, num_new: dict[str, int]) -> float:
-    """Run a step, which ends when its tokens are on the host; return its seconds."""
+def step(engine: Engine, num_new: dict[str, int] | None = None) -> float:
+    """Run a step, which ends when its tokens are on the host; return its seconds.
+
+    Args:
+        engine: The engine.
+        num_new: The new tokens of each sequence so far; those of the step are added.
+    """
     started = time.perf_counter()
     deltas = engine.step()
     seconds = time.perf_counter() - started
     for name, delta in deltas:
         if delta.error is not None:
             raise RuntimeError(delta.error)
-        num_new[name] += len(delta.token_ids)
+        if num_new is not None:
+            num_new[name] += len(delta.token_ids)
     return seconds
 
 

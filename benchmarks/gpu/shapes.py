@@ -4,14 +4,19 @@ The speed of a step depends on shapes and dtypes, not on the values of the weigh
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -30,11 +35,15 @@ class Shape:
         name: The model's usual name.
         dtype: Dtype of its weights.
         options: The options of its configuration.
+        config: The class of its configuration.
+        model: Its class.
     """
 
     name: str
     dtype: torch.dtype
     options: Mapping[str, Any]
+    config: Callable[..., PreTrainedConfig] = Qwen2Config
+    model: type[PreTrainedModel] = Qwen2ForCausalLM
 
 
 QWEN_ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0}
@@ -88,6 +97,41 @@ TINY = Shape(
     },
 )
 
+TINY_LLAMA = replace(TINY, name="tiny Llama", config=LlamaConfig, model=LlamaForCausalLM)
+
+TINY_GEMMA3 = replace(
+    TINY,
+    name="tiny Gemma 3 with a window of 32",
+    options={
+        **TINY.options,
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "sliding_window": 32,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    },
+    config=Gemma3TextConfig,
+    model=Gemma3ForCausalLM,
+)
+
+GEMMA3_12B = Shape(
+    "Gemma 3 12B's text model",
+    torch.bfloat16,
+    {
+        "vocab_size": 262_208,
+        "hidden_size": 3840,
+        "intermediate_size": 15_360,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 256,
+        "sliding_window": 1024,
+        "max_position_embeddings": 131_072,
+    },
+    Gemma3TextConfig,
+    Gemma3ForCausalLM,
+)
+"""Source: config.json of google/gemma-3-12b-it."""
+
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkModel(LoadedModel):
@@ -104,9 +148,9 @@ class BenchmarkModel(LoadedModel):
 def build(shape: Shape, device: torch.device) -> BenchmarkModel:
     """Build a model of this shape, and prepare it as the loader does."""
     torch.manual_seed(0)
-    config = Qwen2Config(**shape.options, bos_token_id=0, eos_token_id=1, pad_token_id=0)
+    config = shape.config(**shape.options, bos_token_id=0, eos_token_id=1, pad_token_id=0)
     with device:
-        model: PreTrainedModel = Qwen2ForCausalLM._from_config(  # type: ignore[no-untyped-call] # transformers leaves it untyped
+        model: PreTrainedModel = shape.model._from_config(  # type: ignore[no-untyped-call] # transformers leaves it untyped
             config, dtype=shape.dtype
         )
     model.train(mode=False)

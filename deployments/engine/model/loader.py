@@ -18,6 +18,7 @@ from transformers import (
     ProcessorMixin,
 )
 
+from deployments.compute.merged_linear import merge_plainly
 from deployments.compute.model_files import (
     choose_dtype,
     load_weights,
@@ -128,7 +129,8 @@ def load_text_side(
 def prepare_model(model: PreTrainedModel, quantization: str | None = None) -> None:
     """Set a model to evaluation mode, and its language model to attention over slots.
 
-    On a CPU, also quantize the weights if asked to, and pack them for the CPU's kernels.
+    Layers that read the same rows become one. On a CPU, also quantize the weights if asked to, and
+    pack them for the CPU's kernels.
 
     Raises:
         UnsupportedModelError: The model does not take positions as the engine gives them, or can't
@@ -145,6 +147,8 @@ def prepare_model(model: PreTrainedModel, quantization: str | None = None) -> No
     )
     if model.device.type == "cpu":
         pack_weights(model, quantization)
+    else:
+        merge_plainly(model)
 
 
 def _load_text_side(

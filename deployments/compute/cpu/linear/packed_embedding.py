@@ -9,8 +9,8 @@ from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from deployments.compute.cpu.linear.packed_layout import BLOCK, can_read, packed_words
-from deployments.compute.cpu.linear.prepack import reads_weights
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear
+from deployments.compute.merged_linear import reads_weights
 
 MIN_TABLE_BYTES = 2**24
 """A smaller table stays plain: a lookup in packed weights takes some microseconds more."""

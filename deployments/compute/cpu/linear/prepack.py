@@ -1,17 +1,14 @@
 """Replaces a model's linear layers by prepacked ones."""
 
-import inspect
+from functools import partial
 from typing import TypeGuard
 
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from deployments.compute.cpu.linear.merged_linear import MergedLinear, MergedLinearPart
 from deployments.compute.cpu.linear.packed_linear import PackedLinear
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
-
-SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Names of layers that read the same rows, as in transformers' models."""
+from deployments.compute.merged_linear import merge_siblings, reads_weights
 
 
 @torch.no_grad()
@@ -27,8 +24,7 @@ def prepack(model: torch.nn.Module, layer: type[PackedLinear] = PrepackedLinear)
         if type(module) is not torch.nn.Linear and not reads_weights(module)
     ]
     for module in parents:
-        for names in SIBLINGS:
-            _merge_siblings(module, names, layer)
+        merge_siblings(module, layer, partial(_is_replaceable, layer=layer))
         for name, child in list(module.named_children()):
             if _is_replaceable(child, layer):
                 setattr(module, name, layer(child.weight, child.bias))
@@ -63,18 +59,6 @@ def is_single_row_exact(model: torch.nn.Module) -> bool:
     return True
 
 
-def _merge_siblings(
-    module: torch.nn.Module, names: tuple[str, ...], layer: type[PackedLinear]
-) -> None:
-    children = dict(module.named_children())
-    linears = [child for name in names if _is_replaceable(child := children.get(name), layer)]
-    if len(linears) < len(names) or len({linear.bias is None for linear in linears}) > 1:
-        return
-    merged = MergedLinear(linears, layer)
-    for part, name in enumerate(names):
-        setattr(module, name, MergedLinearPart(merged, part))
-
-
 def leave_file(model: torch.nn.Module) -> None:
     """Give each weight that is left after packing memory of its own.
 
@@ -82,14 +66,6 @@ def leave_file(model: torch.nn.Module) -> None:
     """
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
-
-
-def reads_weights(module: torch.nn.Module) -> bool:
-    """Return whether a module's own code reads weights of its layers, as T5 reads their dtype.
-
-    A prepacked layer has no `weight`, so the layers of such a module are not replaced.
-    """
-    return "weight" in inspect.unwrap(type(module).forward).__code__.co_names
 
 
 def _is_transposed(module: torch.nn.Module) -> TypeGuard[Conv1D]:

@@ -8,11 +8,11 @@ import torch
 
 from deployments.compute.cpu.attention.row_attention import can_attend_rows
 from deployments.compute.cpu.linear import prepacked_linear
-from deployments.compute.cpu.linear.merged_linear import MergedLinearPart
 from deployments.compute.cpu.linear.packed_linear import PackedLinear
 from deployments.compute.cpu.linear.prepack import leave_file, num_prepacked_bytes, prepack
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
 from deployments.compute.cpu.linear.quantized_linear import Int8Linear, quantization_obstacle
+from deployments.compute.merged_linear import MergedLinearPart
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import PackedStep
 from deployments.engine.attention.step_reads import ChunkRows

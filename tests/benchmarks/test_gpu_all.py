@@ -1,0 +1,70 @@
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu import all as program
+from benchmarks.gpu import equality, parts
+from benchmarks.gpu.parts import PARTS, Machine, Row
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("frozen_heap")]
+
+CPU = Machine(torch.device("cpu"))
+IN_A_CHILD = {"gpu_tests", "kernels"}
+"""Parts that say nothing without a GPU."""
+
+
+@pytest.mark.parametrize("name", sorted(PARTS.keys() - IN_A_CHILD))
+def test_each_part_runs_on_a_cpu_with_tiny_shapes(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(equality, "NUM_SEQS", 4)
+    monkeypatch.setattr(torch, "set_num_threads", lambda num: None)
+    rows = list(PARTS[name].rows(CPU))
+    assert rows
+    assert all(json.dumps(row) for row in rows)
+    if name == "equality":
+        exact = [row["equal to generate"] for row in rows if row["dtype"] == "float32"]
+        assert exact == ["4 of 4"] * len(exact)
+
+
+def test_all_parts_end_within_eight_minutes() -> None:
+    assert sum(part.limit_s for part in PARTS.values()) <= 60 * 10
+    assert sum(PARTS[name].limit_s for name in list(PARTS)[:-1]) <= 60 * program.MINUTES
+
+
+def test_a_part_runs_in_a_process_of_its_own_and_its_rows_are_a_line_and_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program.main([str(tmp_path), "--device", "cpu", "--parts", "versions"])
+    (line,) = (tmp_path / "results.jsonl").read_text().splitlines()
+    outcome = json.loads(line)
+    assert (outcome["part"], outcome["trouble"]) == ("versions", None)
+    assert f"torch {torch.__version__}" in outcome["rows"][0]["is"]
+    table = (tmp_path / "table.md").read_text()
+    assert "| what | is |\n| --- | --- |\n| versions | " in table
+    assert table.strip() == capsys.readouterr().out.strip()
+
+
+def test_a_part_without_time_is_named_and_none_is_left_running(tmp_path: Path) -> None:
+    program.main([str(tmp_path), "--device", "cpu", "--parts", "versions", "--minutes", "0.001"])
+    assert "ended after 0 s" in (tmp_path / "table.md").read_text()
+    program.main([str(tmp_path), "--device", "cpu", "--parts", "versions", "--minutes", "0"])
+    assert "no time was left" in (tmp_path / "table.md").read_text()
+
+
+def test_a_part_that_fails_keeps_the_rows_that_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(machine: Machine) -> Iterator[Row]:
+        yield {"kept": 1}
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(torch, "set_num_threads", lambda num: None)
+    monkeypatch.setitem(parts.PARTS, "failing", parts.Part(fail, 1.0))
+    rows = tmp_path / "rows"
+    with pytest.raises(RuntimeError):
+        parts.main("failing", "cpu", str(rows))
+    assert rows.read_text() == '{"kept": 1}\n'
