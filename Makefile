@@ -13,9 +13,10 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 SERVING := .venv/.serving
 STAMP := .venv/.installed
+VLLM := .venv-vllm/.installed
 BENCHMARKS := $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/instant_%,$(shell grep -l __main__ benchmarks/*.py))) classification
 
-.PHONY: help serve test quick soak check format models bench lock k8s dashboards table docs docs-check vendor clean
+.PHONY: help serve vllm test test-vllm quick soak check format models bench lock k8s dashboards table docs docs-check vendor clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 16
@@ -48,9 +49,17 @@ test: $(STAMP) ## run all tests but those of `make soak`; TIMINGS=1 shows where 
 	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -n 3 --no-loadscope-reorder --rerun-processes \
 		$(if $(TIMINGS),-p tests.timings --durations=0)
 
+# Tests that import vLLM run in its environment, and those of whole servers in raystream's.
+test-vllm: $(STAMP) $(VLLM) ## run the tests that need vLLM, in at most 8 minutes
+	@.venv-vllm/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+		--constraint requirements-vllm.lock pytest pytest-asyncio pytest-xdist hypothesis
+	@GOMP_SPINCOUNT=0 .venv-vllm/bin/python -m pytest --confcutdir=tests/vllm_engine \
+		-m 'vllm and not processes' tests/vllm_engine
+	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -m 'vllm and processes'
+
 quick: $(STAMP) ## run the tests that need no other program and no more than a second each
 	@$(BIN)/python -m pytest -n 2 --ignore=tests/ray --ignore=tests/clients --ignore=tests/k8s/live \
-		-m 'not ray and not browser and not kubectl and not processes and not slow and not soak'
+		-m 'not ray and not browser and not kubectl and not processes and not slow and not soak and not vllm'
 
 soak: $(STAMP) ## run the tests that take minutes by nature
 	@$(BIN)/python -m pytest -m soak -o faulthandler_timeout=0
@@ -113,5 +122,5 @@ vendor: $(STAMP) ## fetch what the pages / and /docs take from npm and from pydo
 	$(BIN)/python -m tests.serve_app.playground.vendor
 
 clean: ## remove the environment and every cache
-	rm -rf build .venv .venv-clients .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf build .venv .venv-vllm .venv-clients .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,12 +11,12 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 SHIPPED: Final = "serve_app/shipped"
 """Where `serve_app.shipped_files` looks for them."""
 
-FILES: Final = ("serve_config.yaml", "serve.env")
+FILES: Final = ("serve_config.yaml", "serve.env", "requirements-vllm.lock")
 MODELS: Final = "models/*/config.json"
 
 
 class ShippedFiles(BuildHookInterface[Any]):
-    """Adds the configuration, Serve's switches and the embedded models, without their training."""
+    """Adds the configuration, Serve's switches, vLLM's lock and the embedded models."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Name the files to add; `version` is the kind of the build."""

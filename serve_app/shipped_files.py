@@ -1,4 +1,4 @@
-"""The files that raystream brings: serve_config.yaml, serve.env and the folder `models`.
+"""The files that raystream brings: serve_config.yaml, serve.env, vLLM's lock and `models`.
 
 A checkout has them in its root. A wheel has them in the folder `shipped` of this package, where
 `hatch_build.py` puts them.

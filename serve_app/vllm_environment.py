@@ -113,9 +113,9 @@ def _is_own(package: Path) -> bool:
 
 
 def vllm_version(folder: Path) -> str | None:
-    """Return the package and version of vLLM in an environment; None if it has none."""
+    """Return vLLM's package, version and environment; None if that has none."""
     for site in folder.glob("lib/python3.*/site-packages"):
         for each in distributions(path=[str(site)]):
             if each.name.lower() in BUILDS:
-                return f"{each.name.lower()} {each.version}"
+                return f"{each.name.lower()} {each.version} at {folder}"
     return None

@@ -41,10 +41,10 @@ def test_it_holds_every_file_of_the_packages(names: set[str]) -> None:
         assert files_below(ROOT / package) <= names
 
 
-def test_it_holds_the_configuration_serve_s_switches_and_the_models_but_no_training(
+def test_it_holds_the_configuration_switches_locks_and_models_but_no_training(
     names: set[str],
 ) -> None:
-    expected = {"serve_config.yaml", "serve.env"}
+    expected = {"serve_config.yaml", "serve.env", "requirements-vllm.lock"}
     expected |= {name for model in MODELS for name in files_below(ROOT / "models" / model)}
     start = "serve_app/shipped/"
     assert {name.removeprefix(start) for name in names if name.startswith(start)} == expected

@@ -28,6 +28,9 @@ ENTRY_KEYS: Final[Mapping[str, str]] = {
 }
 """Keys of a model's entry by the names that vLLM has for them."""
 
+DEFAULT_UTILIZATION: Final = 0.92
+"""What vLLM takes of a GPU that it has for itself: its own default."""
+
 _REASONS: Final[Mapping[str, str]] = {
     "code of models is never run here": "trust_remote_code code_revision",
     "weights are only read from safetensors; other formats can hold code": (
@@ -172,3 +175,11 @@ class VllmArgs(StrictModel):
     def num_workers(self) -> int:
         """How many devices one replica computes on."""
         return (self.tensor_parallel_size or 1) * (self.pipeline_parallel_size or 1)
+
+    def utilization(self, share: float) -> float:
+        """Return the part of a GPU that vLLM takes.
+
+        Args:
+            share: The replica's share of the GPU, above 0 to 1.
+        """
+        return self.gpu_memory_utilization or DEFAULT_UTILIZATION * share

@@ -112,6 +112,13 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="raystream, or vllm, in the environment of `raystream install-engine vllm`.",
+            show_default=False,
+        ),
+    ] = None,
     num_replicas: Annotated[
         int | None, typer.Option(min=1, help="Replicas of each model; 1.", show_default=False)
     ] = None,
@@ -170,6 +177,7 @@ def serve(
         host=host,
         port=port,
         task=task,
+        engine=engine,
         num_replicas=num_replicas,
         num_gpus=num_gpus,
         num_cpus=num_cpus,
@@ -455,8 +463,7 @@ def plan(
         typer.echo(planning.as_json(found, card))
     else:
         planning.tell(found, card)
-    has_refusal = any(isinstance(each, planning.Refusal) for each in found)
-    raise typer.Exit(0 if is_right and not has_refusal else 1)
+    raise typer.Exit(0 if is_right and planning.all_fit(found) else 1)
 
 
 @app.command()
@@ -486,6 +493,51 @@ def download(
         else:
             downloading.download(models, cache, downloading.fetch_from_hub, typer.echo)
     except (PlanError, downloading.DownloadError) as error:
+        _fail(str(error))
+
+
+@app.command("install-engine")
+def install_engine(
+    engine: Annotated[
+        str,
+        typer.Argument(
+            metavar="ENGINE",
+            help="vllm, for the version that raystream is tested with, or vllm==VERSION.",
+            show_default=False,
+        ),
+    ],
+    *,
+    cpu: Annotated[
+        bool | None,
+        typer.Option(
+            "--cpu/--gpu",
+            help="The build for CPUs, or for NVIDIA's GPUs. Without either: what this machine has.",
+            show_default=False,
+        ),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The environment, which a model's `engine_python` names. Without it: .venv-vllm "
+            "beside raystream's own, for all models that name none.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Make an environment in which vLLM runs models with `engine: vllm`.
+
+    It takes some minutes, and 3 to 12 GB of disk. Two models can have two versions: `raystream
+    install-engine vllm==0.31.0 --to envs/vllm-0.31`. docs/vllm.md says what vLLM is for.
+    """
+    from rich.console import Console
+
+    from serve_app.commands.user import install_engine as installing
+    from serve_app.vllm_environment import DEFAULT_FOLDER
+
+    try:
+        installing.install(installing.wanted(engine, to or DEFAULT_FOLDER, cpu), Console())
+    except installing.InstallError as error:
         _fail(str(error))
 
 

@@ -54,7 +54,7 @@ def test_a_relative_folder_starts_in_the_working_directory(
 def test_an_environment_with_all_that_replicas_need_is_right(make: Make, build: str) -> None:
     folder = make(ray=version("ray"), **{build: "0.32.0"})
     assert list(problems(folder)) == []
-    assert vllm_environment.vllm_version(folder) == f"{build.replace('_', '-')} 0.32.0"
+    assert vllm_environment.vllm_version(folder) == f"{build.replace('_', '-')} 0.32.0 at {folder}"
 
 
 def test_what_is_wrong_is_told_in_a_line_each_with_the_command_that_fixes_it(

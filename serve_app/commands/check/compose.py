@@ -38,10 +38,12 @@ FILES: Final = (".yaml", ".yml", ".json")
 
 WEIGHTS: Final = tuple(suffix for suffix, _, _ in OTHER_FORMATS)
 
-MODEL_OPTIONS: Final = ("task", "num_replicas", "num_gpus", "num_cpus", "max_model_len", "save")
+MODEL_OPTIONS: Final = (
+    "task", "engine", "num_replicas", "num_gpus", "num_cpus", "max_model_len", "save"
+)  # fmt: skip
 """What can only be asked for models: a file has these keys itself."""
 
-ENTRY_OPTIONS: Final = ("num_gpus", "num_cpus", "max_model_len")
+ENTRY_OPTIONS: Final = ("engine", "num_gpus", "num_cpus", "max_model_len")
 """Options that are keys of each model's entry."""
 
 INGRESS: Final[Mapping[str, Any]] = {
@@ -61,7 +63,15 @@ MODEL: Final[Mapping[str, Any]] = {
 }
 """The sections of the shipped file, whose reasons docs/configuration.md has."""
 
-KEY_IN_WORDS: Final = re.compile(r"`(task|num_gpus|num_cpus|max_model_len): (\w+)`")
+VLLM_MODEL: Final[Mapping[str, Any]] = {**MODEL, "health_check_timeout_s": 10}
+"""A model's section with `engine: vllm`, whose health check may wait for a token of the engine."""
+
+VLLM_LIMITS: Final[Mapping[str, Any]] = {"failover_timeout_s": 600, "stall_timeout_s": 600}
+"""Limits with `engine: vllm`: a replica's start takes minutes, for which a stream waits if the only
+replica was lost.
+"""
+
+KEY_IN_WORDS: Final = re.compile(r"`(task|engine|num_gpus|num_cpus|max_model_len): (\w+)`")
 """A key of a model's entry in a message, which is an option here."""
 
 MODELS: Final = "applications[0].args.models"
@@ -76,6 +86,7 @@ class ServeOptions:
         host: In place of `http_options.host`.
         port: In place of `http_options.port`.
         task: What the models do.
+        engine: What runs them.
         num_replicas: Replicas of each model.
         num_gpus: A model's `num_gpus`.
         num_cpus: A model's `num_cpus`.
@@ -88,6 +99,7 @@ class ServeOptions:
     host: str | None = None
     port: int | None = None
     task: str | None = None
+    engine: str | None = None
     num_replicas: int | None = None
     num_gpus: str | None = None
     num_cpus: str | None = None
@@ -242,16 +254,16 @@ def compose(options: ServeOptions, known: KnownFiles | None = None) -> dict[str,
     if options.save is not None:
         keys += _environment_keys(os.environ)
     auth = {"auth": {"api_keys": keys}} if keys else {}
-    sections = [
-        {"name": id_.replace("/", "--"), "num_replicas": options.num_replicas or 1, **MODEL}
-        for id_ in ids
-    ]
+    is_vllm = options.engine == "vllm"
+    limits = {"limits": dict(VLLM_LIMITS)} if is_vllm else {}
+    settings = {"num_replicas": options.num_replicas or 1, **(VLLM_MODEL if is_vllm else MODEL)}
+    sections = [{"name": id_.replace("/", "--"), **settings} for id_ in ids]
     application = {
         "name": "raystream",
         "route_prefix": "/",
         "import_path": BUILDER,
         "logging_config": {"enable_access_log": False},
-        "args": {"models": models, **auth},
+        "args": {"models": models, **limits, **auth},
         "deployments": [dict(INGRESS), *sections],
     }
     http = {"host": options.host or LOCAL, "port": options.port or PORT}

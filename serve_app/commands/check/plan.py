@@ -30,7 +30,7 @@ from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.plan import cgroup
 from deployments.plan.checkpoint import CONFIG_FILE, check_checkpoint, find_file
 from deployments.plan.memory_budget import GIB, HEADROOM, DeviceMemoryError
-from deployments.plan.model_shape import ModelShape
+from deployments.plan.model_shape import ITEM_BYTES, ModelShape
 from deployments.plan.processor import has_bfloat16
 from deployments.plan.replica_plan import (
     DeviceMemory,
@@ -69,6 +69,46 @@ class Refusal:
     spec: ModelSpec
     message: str
     least_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredByVllm:
+    """A model that vLLM runs, which divides memory itself once the weights are loaded.
+
+    Attributes:
+        spec: Its entry.
+        weight_bytes: Its weights, by their files or by the configuration; None if neither says.
+        bytes_of_each: What vLLM takes of each device.
+    """
+
+    spec: ModelSpec
+    weight_bytes: int | None
+    bytes_of_each: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the weights leave anything."""
+        return (self.weight_bytes or 0) < self.bytes_of_each * self.num_devices
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices the weights are divided among."""
+        return self.spec.entry.engine_args.num_workers
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        where = f"{self.num_devices} devices, each of" if self.num_devices > 1 else "a device,"
+        weights = "an unknown size" if self.weight_bytes is None else _gib(self.weight_bytes)
+        end = "vLLM measures at its start how much of the rest holds keys and values"
+        if not self.fits:
+            end = "they do not fit; raise tensor_parallel_size, or take a quantized model"
+        return (
+            f"{self.spec.id} (vLLM): {weights} of weights on {where} which gives "
+            f"{_gib(self.bytes_of_each)}; {end}"
+        )
+
+
+Planned = ReplicaPlan | Refusal | MeasuredByVllm
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +215,12 @@ def places_of(file: Path) -> list[str]:
 
 
 def _beside(model: ModelConfig, folder: Path) -> ModelConfig:
-    """Return a model's entry with the absolute path of a folder that lies beside the file."""
+    """Return a model's entry with the absolute paths of folders that lie beside the file."""
     source = folder / model.source
-    return model.model_copy(update={"source": str(source.resolve())}) if source.is_dir() else model
+    own = {"source": str(source.resolve())} if source.is_dir() else {}
+    if model.engine_python is not None:
+        own["engine_python"] = str(folder / Path(model.engine_python).expanduser())
+    return model.model_copy(update=own)
 
 
 def read_shape(source: str, revision: str | None, *, is_pooler: bool) -> ModelShape:
@@ -263,7 +306,7 @@ def _load_config(source: str, revision: str | None) -> Any:
 
 def plan_models(
     models: Sequence[ModelConfig], card: Card, share: float | None = None
-) -> list[ReplicaPlan | Refusal]:
+) -> list[Planned]:
     """Plan a replica of each model, on one card or side by side.
 
     Args:
@@ -279,7 +322,7 @@ def plan_models(
         source = to_spec(model, 0).source
         return read_shape(source, model.revision, is_pooler=model.task != "generate")
 
-    shapes = {model.id: shape_of(model) for model in models}
+    shapes = {model.id: shape_of(model) for model in models if model.engine == "raystream"}
     try:
         specs = resolve_models(models, card.num, lambda model: shapes[model.id])
     except ValueError as error:
@@ -288,9 +331,11 @@ def plan_models(
         specs = {id_: replace(spec, num_gpus=share) for id_, spec in specs.items()}
     cpu = card.memory if card.num == 0 else _own_cpu().memory
 
-    def plan(model: ModelConfig, held_bytes: int = 0) -> ReplicaPlan | Refusal:
+    def plan(model: ModelConfig, held_bytes: int = 0) -> Planned:
         spec = specs[model.id]
         is_on_cpu = card.num == 0 or spec.num_gpus == 0
+        if model.engine == "vllm":
+            return _plan_of_vllm(spec, cpu if is_on_cpu else card.memory, is_on_cpu=is_on_cpu)
         memory = replace(cpu, foreign_bytes=held_bytes) if is_on_cpu else card.memory
         return _plan(spec, shapes[model.id], memory, is_pooler=model.task != "generate")
 
@@ -302,7 +347,33 @@ def plan_models(
     ]
 
 
-def _held_by_others(found: Sequence[ReplicaPlan | Refusal], cpu: DeviceMemory) -> Mapping[str, int]:
+def _plan_of_vllm(spec: ModelSpec, memory: DeviceMemory, *, is_on_cpu: bool) -> MeasuredByVllm:
+    """Return what is known of a model that vLLM runs: its weights, and what it gets.
+
+    Raises:
+        PlanError: There is no such model.
+    """
+    source, revision = spec.source, spec.entry.revision
+    try:
+        files = read_files(source, revision)
+    except SourceError as error:
+        raise PlanError(str(error)) from error
+    sizes = [] if files.folder is None else files.folder.glob("*.safetensors")
+    weight_bytes = sum(file.stat().st_size for file in sizes) or _counted_bytes(spec)
+    part = 1.0 if is_on_cpu else spec.entry.engine_args.utilization(spec.device_share)
+    return MeasuredByVllm(spec, weight_bytes, int(memory.total_bytes * part))
+
+
+def _counted_bytes(spec: ModelSpec) -> int | None:
+    """Return the bytes of weights whose files are not here; None for a model unknown here."""
+    try:
+        shape = read_shape(spec.source, spec.entry.revision, is_pooler=False)
+    except PlanError:
+        return None
+    return shape.weights.total * ITEM_BYTES[shape.dtype]
+
+
+def _held_by_others(found: Sequence[Planned], cpu: DeviceMemory) -> Mapping[str, int]:
     """Return what the others hold of a CPU's memory, by the id of each model that runs on it.
 
     Replicas on a CPU have no shares: each takes what it needs of what is free. Others hold all that
@@ -330,29 +401,44 @@ def _plan(
         return Refusal(spec, str(error))
 
 
-def tell(found: Sequence[ReplicaPlan | Refusal], card: Card) -> None:
+def all_fit(found: Sequence[Planned]) -> bool:
+    """Return whether no model is known to be too large."""
+    return all(
+        each.fits if isinstance(each, MeasuredByVllm) else isinstance(each, ReplicaPlan)
+        for each in found
+    )
+
+
+def tell(found: Sequence[Planned], card: Card) -> None:
     """Print a table of the plans, and a line for each model that does not fit."""
     console = Console()
-    plans = [each for each in found if isinstance(each, ReplicaPlan)]
-    if plans:
-        table = Table(title=f"One replica on {card.name}")
-        for column in ("", *(plan.spec.id for plan in plans)):
-            table.add_column(column, justify="right" if column else "left")
-        rows = [_rows(plan) for plan in plans]
-        for name in rows[0]:
-            table.add_row(name, *(row[name] for row in rows))
-        console.print(table)
-        for plan in plans:
-            for line in plan.explanations:
-                console.print(line, soft_wrap=True)
-        for line in _together([plan for plan in plans if plan.device.on_cpu]):
-            console.print(line, soft_wrap=True)
+    if plans := [each for each in found if isinstance(each, ReplicaPlan)]:
+        _tell_plans(plans, card, console)
+    for each in found:
+        if isinstance(each, MeasuredByVllm):
+            console.print(str(each), soft_wrap=True)
     refused = [each for each in found if isinstance(each, Refusal)]
     for each in refused:
         console.print(f"{each.spec.id} does not fit: {each.message}", soft_wrap=True)
     if refused and len(found) > 1:
-        least = sum(_least_bytes(each) for each in found)
+        own = [each for each in found if not isinstance(each, MeasuredByVllm)]
+        least = sum(_least_bytes(each) for each in own)
         console.print(f"Side by side they need {least / GIB:.1f} GiB at least.", soft_wrap=True)
+
+
+def _tell_plans(plans: Sequence[ReplicaPlan], card: Card, console: Console) -> None:
+    table = Table(title=f"One replica on {card.name}")
+    for column in ("", *(plan.spec.id for plan in plans)):
+        table.add_column(column, justify="right" if column else "left")
+    rows = [_rows(plan) for plan in plans]
+    for name in rows[0]:
+        table.add_row(name, *(row[name] for row in rows))
+    console.print(table)
+    for plan in plans:
+        for line in plan.explanations:
+            console.print(line, soft_wrap=True)
+    for line in _together([plan for plan in plans if plan.device.on_cpu]):
+        console.print(line, soft_wrap=True)
 
 
 def _together(plans: Sequence[ReplicaPlan]) -> Iterator[str]:
@@ -407,7 +493,7 @@ def _gib(size: int) -> str:
     return f"{size / GIB:.2f} GiB"
 
 
-def as_json(found: Sequence[ReplicaPlan | Refusal], card: Card) -> str:
+def as_json(found: Sequence[Planned], card: Card) -> str:
     """Return the plans and refusals as JSON."""
     return json.dumps(
         {
@@ -418,7 +504,17 @@ def as_json(found: Sequence[ReplicaPlan | Refusal], card: Card) -> str:
     )
 
 
-def _as_dict(each: ReplicaPlan | Refusal) -> dict[str, Any]:
+def _as_dict(each: Planned) -> dict[str, Any]:
+    if isinstance(each, MeasuredByVllm):
+        return {
+            "id": each.spec.id,
+            "share": each.spec.device_share,
+            "fits": each.fits,
+            "engine": "vllm",
+            "num_devices": each.num_devices,
+            "weight_bytes": each.weight_bytes,
+            "bytes_of_each": each.bytes_of_each,
+        }
     if isinstance(each, Refusal):
         return {
             "id": each.spec.id,

@@ -11,6 +11,7 @@ import torch
 from deployments.compute.speedups import describe_kernels
 from deployments.device.device import CpuDevice, num_cores
 from deployments.plan.memory_budget import GIB
+from serve_app.vllm_environment import DEFAULT_FOLDER, vllm_version
 
 PACKAGES: Final = ("raystream", "ray", "torch", "transformers", "starlette", "pydantic")
 
@@ -24,6 +25,7 @@ def _facts() -> Iterator[tuple[str, str]]:
     yield "python", f"{platform.python_version()} at {sys.executable}"
     for package in PACKAGES:
         yield package, _version(package)
+    yield "vllm", vllm_version(DEFAULT_FOLDER) or f"not installed at {DEFAULT_FOLDER}"
     yield "system", platform.platform()
     yield "cpu", f"{num_cores()} core(s), {torch.backends.cpu.get_cpu_capability()}"
     yield from ((f"  {name}", how) for name, how in describe_kernels())

@@ -21,7 +21,7 @@ from tests.offenders import Offenders
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = [
     "serve", "new-config", "status", "deploy", "stop", "schema", "chat", "demo", "check",
-    "plan", "download", "new-key", "info", "supervise", "bench",
+    "plan", "download", "install-engine", "new-key", "info", "supervise", "bench",
 ]  # fmt: skip
 SHIPPED = str(ROOT / "serve_config.yaml")
 
@@ -235,7 +235,7 @@ def test_a_key_is_made_or_its_name_refused() -> None:
 def test_the_machine_is_described() -> None:
     told = CliRunner().invoke(app, ["info"]).stdout
     names = [line[:14].rstrip() for line in told.splitlines()]
-    assert names[:8] == [
+    assert names[:9] == [
         "python",
         "raystream",
         "ray",
@@ -243,6 +243,7 @@ def test_the_machine_is_described() -> None:
         "transformers",
         "starlette",
         "pydantic",
+        "vllm",
         "system",
     ]
     assert {"cpu", "memory"} < set(names)

@@ -318,3 +318,19 @@ def test_the_hub_is_asked_once_for_a_start(
     faults = examine(found.text, Depth.MACHINE, found.known).faults
     assert sorted(asked) == ["other/model", "some/model"]
     assert any("the hub is silent" in each for each in faults) is not is_there
+
+
+def test_models_of_vllm_get_time_to_start_and_for_a_health_check(here: Path) -> None:
+    copy("pydoc-chat", here / "m")
+    found = compose(ServeOptions(("m",), engine="vllm"))
+    application = found["applications"][0]
+    assert application["args"]["models"][0]["engine"] == "vllm"
+    assert application["args"]["limits"] == {"failover_timeout_s": 600, "stall_timeout_s": 600}
+    assert application["deployments"][1]["health_check_timeout_s"] == 10
+    assert find_problems(yaml.safe_dump(found)) == []
+
+
+def test_an_unknown_engine_is_told_of_its_option(here: Path) -> None:
+    copy("pydoc-chat", here / "m")
+    (problem,) = find_problems(yaml.safe_dump(compose(ServeOptions(("m",), engine="vlm"))))
+    assert in_words(problem).startswith("--engine: ")

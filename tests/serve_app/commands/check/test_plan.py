@@ -358,3 +358,27 @@ def test_sizes(text: str, size: int) -> None:
 def test_a_size_needs_a_unit() -> None:
     with pytest.raises(PlanError):
         parse_size("48")
+
+
+def test_of_a_model_of_vllm_the_weights_are_told_and_the_rest_left_to_it(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    quantized = {"model_type": "newest", "quantization_config": {"quant_method": "awq"}}
+    (folder / "config.json").write_text(json.dumps(quantized))
+    with (folder / "model-1.safetensors").open("wb") as weights:
+        weights.truncate(30 * GIB)
+    entry = {"id": "big", "source": "m", "engine": "vllm"}
+    divided = {**entry, "engine_args": {"tensor_parallel_size": 2}}
+    shared = {**entry, "id": "half", "gpu_share": 0.5}
+    file = tmp_path / "f.yaml"
+    application = {"import_path": "serve_app.app:build", "args": {"models": [divided, shared]}}
+    file.write_text(yaml.safe_dump({"applications": [application]}))
+    result = run(str(file), "--gpu-memory", "48GiB", "--gpus", "3")
+    assert result.exit_code == 1
+    first, second = result.stdout.splitlines()
+    assert first.startswith("big (vLLM): 30.00 GiB of weights on 2 devices, each of which gives 44")
+    assert first.endswith("vLLM measures at its start how much of the rest holds keys and values")
+    assert second.startswith("half (vLLM): 30.00 GiB of weights on a device, which gives 22.08 GiB")
+    assert "they do not fit" in second
+    as_json = run(str(file), "--gpu-memory", "48GiB", "--gpus", "3", "--json")
+    assert [each["fits"] for each in json.loads(as_json.stdout)["models"]] == [True, False]

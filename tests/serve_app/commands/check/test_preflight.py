@@ -348,3 +348,19 @@ def test_all_applications_of_a_file_share_the_machine(
 
 def test_this_machine_has_the_cores_that_ray_would_find() -> None:
     assert this_machine().num_cpus >= 1
+
+
+def test_a_missing_environment_of_vllm_is_told_with_the_command_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = {"id": "m", "source": str(ROOT / "models/pydoc-chat"), "engine": "vllm"}
+    args = {"models": [{**model, "engine_python": "envs/v"}]}
+    file = tmp_path / "f.yaml"
+    application = {"import_path": BUILDER, "args": args}
+    http = {"host": "127.0.0.1", "port": free_ports(1)[0]}
+    file.write_text(yaml.safe_dump({"http_options": http, "applications": [application]}))
+    assert not check_file(str(file))
+    told = capsys.readouterr().err
+    assert f"raystream install-engine vllm --to {tmp_path / 'envs/v'}" in told
+    assert told.count("\n") == 1
+    assert check_file(str(file), Depth.FILE)

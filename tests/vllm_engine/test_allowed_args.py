@@ -1,0 +1,37 @@
+"""That the allowlist of engine_args is of this vLLM: the names, and the types of their values."""
+
+from dataclasses import fields
+
+import pytest
+
+from deployments.contract.vllm_args import VllmArgs
+
+arg_utils = pytest.importorskip("vllm.engine.arg_utils", reason="runs in vLLM's environment")
+
+pytestmark = pytest.mark.vllm
+
+GIVEN = {
+    "tensor_parallel_size": 2,
+    "quantization": "fp8",
+    "kv_cache_dtype": "fp8",
+    "gpu_memory_utilization": 0.5,
+    "kv_cache_memory_bytes": 2**30,
+    "block_size": 16,
+    "cpu_offload_gb": 1.5,
+    "cudagraph_capture_sizes": [1, 2],
+    "max_lora_rank": 32,
+    "limit_mm_per_prompt": {"image": 4},
+}
+
+
+def test_vllm_has_every_key_that_is_allowed_or_refused() -> None:
+    known = {field.name for field in fields(arg_utils.AsyncEngineArgs)}
+    assert VllmArgs.model_fields.keys() - known == set()
+    assert VllmArgs.refused_keys.keys() - known == set()
+
+
+def test_vllm_takes_the_values_as_the_file_has_them() -> None:
+    given = VllmArgs.model_validate(GIVEN).given
+    made = arg_utils.AsyncEngineArgs(model="m", **given)
+    assert {name: getattr(made, name) for name in given} == given
+    assert made.limit_mm_per_prompt == {"image": 4}
