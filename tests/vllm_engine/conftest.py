@@ -1,0 +1,47 @@
+"""Leaves out the tests that import vLLM, unless the pytest of vLLM's environment runs them.
+
+That environment lacks what the other tests need, so pytest must not read their conftest.py:
+`--confcutdir=tests/vllm_engine`.
+"""
+
+import os
+import warnings
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.vllm_engine.in_process import InProcessEngine
+
+HAS_VLLM = find_spec("vllm") is not None
+collect_ignore = [] if HAS_VLLM else ["test_draws.py", "test_grammars.py", "test_scheduler.py"]
+
+if HAS_VLLM:
+    # Read when vLLM is imported. The model runs in this process, so that tests reach its logits.
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "TORCHDYNAMO_DISABLE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_COMPUTE_NANS_IN_LOGITS": "1",
+    }
+    with warnings.catch_warnings():
+        # vLLM's own, at import.
+        warnings.simplefilter("ignore")
+
+
+@pytest.fixture(scope="session")
+def engine() -> "Iterator[InProcessEngine]":
+    """VLLM with a tiny model, in this process; a start takes 5 seconds of CPU time."""
+    from tests.vllm_engine.in_process import InProcessEngine
+
+    started = InProcessEngine()
+    yield started
+    started.stop()

@@ -1,0 +1,89 @@
+"""A replica, EngineCore and a worker, as three processes that only sleep."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deployments.vllm_engine.parent_watch import end_with_parent, watch
+
+REPLICA = """
+import multiprocessing, pathlib, sys
+
+if __name__ == "__main__":
+    from tests.vllm_engine.test_parent_watch import core
+
+    engine = multiprocessing.get_context("spawn").Process(
+        target=core, args=(pathlib.Path(sys.argv[1]), sys.argv[2] == "late")
+    )
+    engine.start()
+    engine.join()
+"""
+END_S = 5.0
+
+
+def core(folder: Path, is_late: bool) -> None:
+    """Be EngineCore: start a worker, then the watch; if late, only once the replica has ended."""
+    replica = os.getppid()
+    worker = subprocess.Popen(["sleep", "600"])
+    (folder / "pids").write_text(f"{os.getpid()} {worker.pid}\n")
+    wait(lambda: not is_late or os.getppid() != replica)
+    end_with_parent()
+    (folder / "watching").touch()
+    worker.wait()
+    time.sleep(600)
+
+
+def wait(condition: Callable[[], bool], deadline_s: float = 60) -> None:
+    end_s = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end_s, "what the test waits for has not come"
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    # An orphan that has ended stays a zombie where process 1 collects none.
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("when", ["watching", "late"])
+def test_no_process_is_left_after_the_replica_was_killed(tmp_path: Path, when: str) -> None:
+    script = tmp_path / "replica.py"
+    script.write_text(REPLICA)
+    replica = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path), when],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    told = tmp_path / ("watching" if when == "watching" else "pids")
+    wait(lambda: told.exists() and (tmp_path / "pids").read_text().endswith("\n"))
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert all(is_running(pid) for pid in pids)
+    replica.send_signal(signal.SIGKILL)
+    replica.wait()
+    wait(lambda: not any(is_running(pid) for pid in pids), END_S)
+
+
+def test_a_parent_whose_pid_is_gone_ends_the_process_at_once() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    ended: list[bool] = []
+    watch(child.pid, lambda: ended.append(True))
+    assert ended == [True]
+
+
+def test_a_pid_that_another_process_has_got_ends_the_process_at_once() -> None:
+    ended: list[bool] = []
+    watch(os.getpid(), lambda: ended.append(True))  # alive, but not this process's parent
+    assert ended == [True]
+
+
+def test_an_engine_in_the_replica_itself_is_not_watched() -> None:
+    before = psutil.Process().num_threads()
+    end_with_parent()
+    assert psutil.Process().num_threads() == before
