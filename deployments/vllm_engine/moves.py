@@ -92,16 +92,15 @@ def hand_over(request: SequenceRequest, runner: Runner, max_num_tokens: int) -> 
 def asked(params: SamplingParams, num_given: int) -> dict[str, Any]:
     """Return V1's `extra_args`: how `Draws` chooses a sequence's tokens.
 
-    vLLM itself gets temperature 0, no penalty, no bias and no truncation. An empty dictionary
-    leaves the choice to vLLM's own argmax, which is the same for a greedy sequence without
-    penalties and biases, and faster.
+    vLLM itself gets temperature 0, no penalty, no bias and no truncation. For a greedy sequence
+    without penalties and biases, its own argmax is the same choice, and faster: no `params`.
 
     Args:
         params: The sequence's parameters.
         num_given: How many tokens at the end of vLLM's prompt are the sequence's own output.
     """
     if not (params.temperature > 0 or params.has_penalties or params.logit_bias):
-        return {}
+        return {KEY: {"params": None, "num_given": num_given}}
     chosen_by = {name: getattr(params, name) for name in SAMPLED_BY}
     chosen_by["logit_bias"] = [[token_id, bias] for token_id, bias in params.logit_bias]
     return {KEY: {"params": chosen_by, "num_given": num_given}}

@@ -3,9 +3,9 @@
 A subclass of vLLM's own scheduler is the one place in EngineCore's process where code of ours is
 called by name. It sets the backend of the grammars, starts the watch of the replica, and:
 
-- fails a request whose logits held NaN, which vLLM counts if VLLM_COMPUTE_NANS_IN_LOGITS is 1, or
-  whose row failed in `draws`. It ends with finish reason `error` and stop reason `UNUSABLE_LOGITS`,
-  without the step's token; other requests go on;
+- fails a request whose logits held NaN, or whose draw raised: on V1 `draws` says so, on V2 vLLM
+  counts NaN itself. It ends with finish reason `error` and stop reason `UNUSABLE_LOGITS`, without
+  the step's token; other requests go on;
 - ends a request where its grammar does, not one token later;
 - on V2, appends a moved request's delivered tokens to its output before it is queued. To all of
   vLLM it then is a request that was preempted, and V2 sends its prompt and output to the worker as
@@ -19,6 +19,7 @@ scheduler's interface not public: run the tests with each new version.
 """
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -44,8 +45,6 @@ logger = logging.getLogger(__name__)
 
 UNUSABLE_LOGITS = "unusable logits"
 """The stop reason of a request that failed because no token could be chosen."""
-ENVIRONMENT = {"VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
-"""What the environment of a replica with vLLM must hold for this module to do what it says."""
 
 
 class _ReplicaScheduler:
@@ -151,6 +150,8 @@ def bind(vllm_config: "VllmConfig") -> Runner:
     if runner is Runner.V1:
         # V2 refuses processors of V1's kind, and needs none.
         vllm_config.model_config.logits_processors = [f"{Draws.__module__}:{Draws.__qualname__}"]
+    else:
+        os.environ["VLLM_COMPUTE_NANS_IN_LOGITS"] = "1"  # EngineCore and its workers inherit it
     return runner
 
 

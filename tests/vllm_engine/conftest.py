@@ -30,7 +30,6 @@ if HAS_VLLM:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
-        "VLLM_COMPUTE_NANS_IN_LOGITS": "1",
     }
     with warnings.catch_warnings():
         # vLLM's own, at import.

@@ -38,7 +38,7 @@ def test_v1_leaves_the_choice_to_our_draws() -> None:
 
 def test_v1_leaves_a_greedy_sequence_to_vllm() -> None:
     fields = hand_over(request(SamplingParams(temperature=0)), Runner.V1, 12).fields
-    assert fields["extra_args"] == {}
+    assert fields["extra_args"]["raystream"]["params"] is None
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,8 @@ def test_v1_draws_greedy_sequences_with_penalties_or_biases_itself(
     changed: dict[str, object],
 ) -> None:
     params = replace(SamplingParams(temperature=0), **changed)  # type: ignore[arg-type]
-    assert hand_over(request(params), Runner.V1, 12).fields["extra_args"]
+    asked = hand_over(request(params), Runner.V1, 12).fields["extra_args"]["raystream"]
+    assert asked["params"] is not None
 
 
 def test_v2_takes_the_delivered_tokens_as_output_and_counts_them() -> None:
