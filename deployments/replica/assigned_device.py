@@ -4,7 +4,8 @@ import ray
 from ray.runtime_context import get_runtime_context
 
 from deployments.contract.model_spec import ModelSpec
-from deployments.device.device import MemoryDevice, open_device
+from deployments.device.device import CpuDevice, MemoryDevice, open_device
+from deployments.device.process_tree import WatchedGpus
 
 
 def open_assigned_device(spec: ModelSpec) -> MemoryDevice:
@@ -14,6 +15,26 @@ def open_assigned_device(spec: ModelSpec) -> MemoryDevice:
         ValueError: Ray has reserved a different share than the model's entry asks for, or there is
             no usable GPU.
     """
+    return open_device(spec.entry.device, has_gpu=_require_assigned(spec) > 0)
+
+
+def open_watched_device(spec: ModelSpec) -> MemoryDevice:
+    """Return the device that Ray has assigned for processes below this one to compute on.
+
+    Raises:
+        ValueError: See `open_assigned_device`.
+    """
+    assigned, kind = _require_assigned(spec), spec.entry.device
+    has_gpu = kind == "cuda" or (kind == "auto" and assigned > 0)
+    return WatchedGpus.assigned() if has_gpu else CpuDevice()
+
+
+def _require_assigned(spec: ModelSpec) -> float:
+    """Return the GPUs that Ray has assigned to this process.
+
+    Raises:
+        ValueError: They are not what the model's entry asks for.
+    """
     assigned = _assigned_gpus() if ray.is_initialized() else spec.num_gpus
     if abs(assigned - spec.num_gpus) > 1e-4:
         raise ValueError(
@@ -21,7 +42,7 @@ def open_assigned_device(spec: ModelSpec) -> MemoryDevice:
             f"reserved {assigned:g}: `ray_actor_options` under `deployments:` replaces the entry's "
             "num_cpus and num_gpus; name both there, or remove it"
         )
-    return open_device(spec.entry.device, has_gpu=assigned > 0)
+    return assigned
 
 
 def _assigned_gpus() -> float:

@@ -29,7 +29,7 @@ from deployments.contract.errors import ReplicaUnavailableError
 from deployments.contract.gen_ai_spans import ModelSpans
 from deployments.contract.model_errors import UnsupportedModelError, reason_of
 from deployments.contract.model_spec import ModelSpec
-from deployments.contract.telemetry.memory_report import MemoryWarning, Watched
+from deployments.contract.telemetry.memory_report import MemoryUse, MemoryWarning, Watched
 from deployments.contract.telemetry.metric_store import Metric, MetricStore, Snapshot
 from deployments.contract.telemetry.metric_table import ANY_REPLICA, STARTED
 from deployments.contract.telemetry.start_progress import StartProgress
@@ -152,7 +152,9 @@ class ModelReplica:
         self._encoding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
         try:
             self._device = open_device(spec)
-            self._monitor = _monitor_of(spec, self._device, MemoryMetrics(self._store, spec.id))
+            self._monitor = _monitor_of(
+                spec, self._device, self._read_memory(), MemoryMetrics(self._store, spec.id)
+            )
             self._monitor.start()
             self._start()
         except Exception as error:  # noqa: BLE001 - raised again
@@ -263,6 +265,10 @@ class ModelReplica:
         """What the replica does and has done."""
         raise NotImplementedError
 
+    def _read_memory(self) -> Callable[[], MemoryUse]:
+        """Return what reads the memory in use; it does not hold the replica."""
+        return memory_reader(self._device)
+
     def _start(self) -> None:
         """Load the model, and start the threads that run it."""
         raise NotImplementedError
@@ -347,7 +353,9 @@ class _Health:
     unix_s: float
 
 
-def _monitor_of(spec: ModelSpec, device: MemoryDevice, metrics: MemoryMetrics) -> MemoryMonitor:
+def _monitor_of(
+    spec: ModelSpec, device: MemoryDevice, read: Callable[[], MemoryUse], metrics: MemoryMetrics
+) -> MemoryMonitor:
     """Return a monitor that logs and counts warnings; it does not hold the replica."""
     is_gpu = device.torch_device.type == "cuda"
 
@@ -362,7 +370,7 @@ def _monitor_of(spec: ModelSpec, device: MemoryDevice, metrics: MemoryMetrics) -
         logger.warning("%s: memory is short: %s", spec.id, short)
 
     share_bytes = int(device.total_bytes * spec.device_share) if is_gpu else None
-    return MemoryMonitor(memory_reader(device), share_bytes, metrics.observe, tell)
+    return MemoryMonitor(read, share_bytes, metrics.observe, tell)
 
 
 def _own_id() -> str:

@@ -28,6 +28,7 @@ from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.sampling.row import SamplingRow
 from deployments.engine.sampling.sampler import sample
 from deployments.engine.scheduling.token_counts import TokenCounts
+from deployments.vllm_engine.eager_ranks import rank_eagerly
 from deployments.vllm_engine.failures import report
 from deployments.vllm_engine.moves import KEY, asked
 
@@ -60,6 +61,7 @@ class Draws(LogitsProcessor):
         self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool
     ) -> None:
         """Start with no rows."""
+        rank_eagerly()  # this is the first code of ours in the process that computes them
         self._rows: dict[int, _Row] = {}
 
     def is_argmax_invariant(self) -> bool:

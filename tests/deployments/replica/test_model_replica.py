@@ -214,17 +214,16 @@ async def test_a_replica_reports_since_when_its_health_checks_fail() -> None:
 
 
 def test_a_replica_logs_and_counts_a_warning_when_it_begins(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
     store = MetricStore(ANY_REPLICA)
     uses = iter([96, 97, 90])
-    monkeypatch.setattr(
-        model_replica,
-        "memory_reader",
-        lambda device: lambda: MemoryUse(device_total_bytes=100, device_used_bytes=next(uses)),
-    )
-    made = model_replica._monitor_of(spec("m"), CpuDevice(), MemoryMetrics(store, "tiny"))
+
+    def read() -> MemoryUse:
+        return MemoryUse(device_total_bytes=100, device_used_bytes=next(uses))
+
+    made = model_replica._monitor_of(spec("m"), CpuDevice(), read, MemoryMetrics(store, "tiny"))
     for _ in range(3):
         made.sample()
     told = [record.getMessage() for record in caplog.records]

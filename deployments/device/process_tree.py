@@ -1,0 +1,175 @@
+"""Memory of a replica whose model runs in processes below its own, and the GPUs of these.
+
+This process must not open such a GPU by CUDA: its context would take some hundred MiB. So all
+figures come from NVIDIA's driver, and on a CPU from the system.
+
+Source: https://docs.kernel.org/filesystems/proc.html (smaps_rollup)
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pynvml
+import torch
+
+from deployments.contract.telemetry.memory_report import MemoryUse
+from deployments.device.device import MemoryDevice
+from deployments.device.memory_readers import CpuMemory
+
+logger = logging.getLogger(__name__)
+
+PSS: Final = "Pss:"
+KIB: Final = 1024
+
+REST: Final = 50
+"""The kernel walks all pages for a process's share of them; it does so for 2 % of the time at most.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedGpus:
+    """GPUs that Ray has assigned to this process, and that only processes below it open.
+
+    Attributes:
+        handles: NVML's handles of them.
+        nvml: The module `pynvml`, or what behaves like it.
+    """
+
+    handles: tuple[Any, ...]
+    nvml: Any = pynvml
+
+    @classmethod
+    def assigned(cls, nvml: Any = pynvml) -> "WatchedGpus":
+        """Return the GPUs that CUDA_VISIBLE_DEVICES names, by number or by id; all without it.
+
+        Raises:
+            ValueError: There is none, or NVIDIA's driver does not answer.
+        """
+        try:
+            nvml.nvmlInit()
+            named = os.environ.get("CUDA_VISIBLE_DEVICES")
+            if named is None:
+                names = [str(each) for each in range(nvml.nvmlDeviceGetCount())]
+            else:
+                names = [each.strip() for each in named.split(",") if each.strip()]
+            handles = tuple(
+                nvml.nvmlDeviceGetHandleByIndex(int(name))
+                if name.isdecimal()
+                else nvml.nvmlDeviceGetHandleByUUID(name)
+                for name in names
+            )
+        except Exception as error:  # noqa: BLE001 - the library is missing, or any of its errors
+            raise ValueError(f"the model asks for a GPU, and NVML tells of none: {error}") from None
+        if not handles:
+            raise ValueError("the model asks for a GPU, but this process sees none")
+        return cls(handles, nvml)
+
+    @property
+    def name(self) -> str:
+        """The product name, and how many there are if there are several."""
+        name = self.nvml.nvmlDeviceGetName(self.handles[0])
+        name = name.decode() if isinstance(name, bytes) else str(name)
+        return name if len(self.handles) == 1 else f"{len(self.handles)} x {name}"
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The kind of the device; nothing is put there."""
+        return torch.device("cuda")
+
+    @property
+    def total_bytes(self) -> int:
+        """All memory of the GPUs."""
+        return sum(int(self.nvml.nvmlDeviceGetMemoryInfo(each).total) for each in self.handles)
+
+    @property
+    def foreign_bytes(self) -> int:
+        """Zero: the engine below plans its memory itself."""
+        return 0
+
+    def enforce_share(self, share: float) -> None:
+        """Do nothing: this process allocates nothing there."""
+
+    def used_bytes(self) -> int:
+        """Return the memory in use on the GPUs, by all processes."""
+        return sum(int(self.nvml.nvmlDeviceGetMemoryInfo(each).used) for each in self.handles)
+
+    def bytes_of(self, process_ids: set[int]) -> int | None:
+        """Return what some processes take of the GPUs; None if the driver does not say."""
+        used: list[int | None] = [
+            process.usedGpuMemory
+            for handle in self.handles
+            for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            if process.pid in process_ids
+        ]
+        known = [each for each in used if each is not None]
+        # In a container the driver may tell the host's process ids.
+        return sum(known) if known and len(known) == len(used) else None
+
+
+class TreeMemory:
+    """Reads the memory of this process and of those below it."""
+
+    def __init__(self, device: MemoryDevice, now_s: Callable[[], float] = time.monotonic) -> None:
+        """Keep the device.
+
+        Args:
+            device: `WatchedGpus`, or else the CPU.
+            now_s: Returns the time of a monotonic clock, in seconds.
+        """
+        self._device = device
+        self._machine = CpuMemory()
+        self._now_s = now_s
+        self._resident_bytes = 0
+        self._peak_bytes = 0
+        self._due_s = -1.0
+
+    def __call__(self) -> MemoryUse:
+        """Return the figures of this moment."""
+        tree = list(_tree())
+        if isinstance(self._device, WatchedGpus):
+            held = self._device.bytes_of({each.pid for each in tree})
+            self._peak_bytes = max(self._peak_bytes, held or 0)
+            return MemoryUse(
+                device_total_bytes=self._device.total_bytes,
+                device_used_bytes=self._device.used_bytes(),
+                process_bytes=held,
+                peak_bytes=self._peak_bytes or None,
+            )
+        began_s = self._now_s()
+        if began_s >= self._due_s:
+            self._resident_bytes = _resident_bytes(tree)
+            self._due_s = began_s + REST * (self._now_s() - began_s)
+        self._peak_bytes = max(self._peak_bytes, self._resident_bytes)
+        return replace(
+            self._machine(), process_bytes=self._resident_bytes, peak_bytes=self._peak_bytes
+        )
+
+
+def _tree() -> Iterator[psutil.Process]:
+    this = psutil.Process()
+    yield this
+    yield from this.children(recursive=True)
+
+
+def _resident_bytes(processes: Sequence[psutil.Process]) -> int:
+    """Return the memory that processes hold, of which pages that they share count once."""
+    total = 0
+    for process in processes:
+        with suppress(OSError, psutil.Error):
+            total += _share_bytes(process)
+    return total
+
+
+def _share_bytes(process: psutil.Process) -> int:
+    rollup = Path(f"/proc/{process.pid}/smaps_rollup")
+    if not rollup.exists():  # not Linux
+        return int(process.memory_info().rss)
+    lines = rollup.read_text().splitlines()
+    return sum(KIB * int(line.split()[1]) for line in lines if line.startswith(PSS))

@@ -1,0 +1,489 @@
+"""VllmEngine: vLLM's AsyncLLM with the face that a replica asks of its engine.
+
+AsyncLLM's processes are EngineCore and, if the model is divided, a worker for each GPU. Their
+outputs come to this process's event loop, one message a step.
+
+vLLM would wake a task for each sequence of a step. Here the collector that it puts a sequence's
+outputs into makes the delta at once, and the stat logger, which vLLM calls at the end of a step,
+lets the replica send all of them in one message.
+
+vLLM knows of processes that have ended, but not of one that hangs. So a watch looks for progress:
+while sequences run, each step tells the stat logger.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from typing import Any, Final
+
+import psutil
+from vllm import SamplingParams as VllmParams
+from vllm.config import VllmConfig
+from vllm.inputs.engine import tokens_input
+from vllm.outputs import RequestOutput
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
+
+from deployments.contract.errors import (
+    GenerationAbortedError,
+    GenerationFailedError,
+    RaystreamError,
+    ReplicaUnavailableError,
+)
+from deployments.contract.model_errors import reason_of
+from deployments.contract.model_spec import ModelSpec
+from deployments.contract.output import EngineStats, FinishReason, TextDelta
+from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
+from deployments.contract.telemetry.start_progress import StartProgress
+from deployments.engine.detokenizing.detokenizer import UndecodableError
+from deployments.engine.grammar.matcher import GrammarCompiler
+from deployments.engine.scheduling.sequence import SequenceRequest
+from deployments.generator.text_engine import EngineFacts, Take
+from deployments.replica.start_phases import EndPhase
+from deployments.vllm_engine.grammars import eos_token_ids
+from deployments.vllm_engine.logs import EngineLogs
+from deployments.vllm_engine.moves import unsupported
+from deployments.vllm_engine.requests import Codec, Deltas
+from deployments.vllm_engine.start import start_engine
+
+logger = logging.getLogger("ray.serve.raystream.replica")
+
+FAILED: Final = "the engine has failed; try again"
+UNDECODABLE: Final = "the tokens of this sequence can't be decoded to text"
+
+PROBE: Final = SamplingParams(temperature=0, max_tokens=1)
+
+ANSWER_S: Final = 1.0
+"""Seconds that a health check waits for a ping."""
+
+HANG_S: Final = 8.0
+"""Seconds without a step, while sequences run, after which a GPU's engine can only hang. With the
+time to notice it, streams move within ten."""
+
+BUSY_PART: Final = 0.1
+"""On a CPU, a step may take longer than that. An engine that uses less than this part of a core
+meanwhile does not compute."""
+
+URGENT: Final = -(2**31)
+RESUMED: Final = -1
+"""Priorities at vLLM, where lower numbers run first and 0 is that of new sequences."""
+
+
+class VllmEngine:
+    """Runs sequences on vLLM for the coroutines of one event loop.
+
+    Attributes:
+        ready_s: When the delta that is being taken was ready, by the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        logs: EngineLogs,
+        on_stats: Callable[[EngineStats], None],
+        end_phase: EndPhase = lambda name: None,
+        progress: StartProgress | None = None,
+        *,
+        on_cpu: bool,
+    ) -> None:
+        """Prepare the engine; `start` starts it.
+
+        Args:
+            spec: The model.
+            logs: Where vLLM's processes log.
+            on_stats: Called on the event loop after each step, once its deltas are taken.
+            end_phase: Notes that a phase of the start has ended.
+            progress: Counts what is downloaded.
+            on_cpu: Whether the model runs on the CPU.
+        """
+        self.ready_s = 0.0
+        self._spec = spec
+        self._logs = logs
+        self._on_stats = on_stats
+        self._end_phase = end_phase
+        self._progress = progress or StartProgress()
+        self._on_cpu = on_cpu
+        self._serial = count()
+        self._counts = _Counts()
+        self._readers: set[_Reader] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._watch = _Watch(on_cpu=on_cpu)
+        self._is_stopped = False
+        self._is_hung = False
+        self._num_steps_seen = 0
+        self._pinging: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self) -> EngineFacts:
+        """Start vLLM's processes and wait for them; see `start_engine`."""
+        started = start_engine(
+            self._spec,
+            self._logs,
+            self._stat_logger,
+            self._progress,
+            on_cpu=self._on_cpu,
+        )
+        self._end_phase("engine")
+        self._llm, self._runner, self._facts = started.llm, started.runner, started.facts
+        tokenizer, vocab_size = self._facts.tokenizer, self._facts.vocab_size
+        # Some configurations name ids beyond the vocabulary; vLLM could not bar those.
+        ends = eos_token_ids(self._llm.model_config, tokenizer)
+        ends = frozenset(each for each in ends if each < vocab_size)
+        self._codec = Codec(tokenizer, ends, self._runner)
+        self._grammars = GrammarCompiler(tokenizer, vocab_size, ends)
+        return self._facts
+
+    def _stat_logger(self, config: VllmConfig, engine_index: int = 0) -> StatLoggerBase:
+        return _StatLogger(self._note_step)
+
+    def stop(self) -> None:
+        """End vLLM's processes; unfinished sequences are aborted."""
+        self._is_stopped = True
+        if self._watching is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._watching.get_loop().call_soon_threadsafe(self._watching.cancel)
+        if hasattr(self, "_llm"):
+            self._llm.shutdown(timeout=1)
+        self._end_readers()
+        self._logs.close()
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's load and counters after its last step."""
+        return self._counts.stats
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine still takes sequences."""
+        return not (self._is_stopped or self._is_hung or self._llm.errored)
+
+    def require_alive(self) -> None:
+        """Raise if the engine takes no more sequences.
+
+        Raises:
+            GenerationAbortedError: It was stopped.
+            ReplicaUnavailableError: It has failed or hangs; Serve will replace the replica.
+        """
+        if not self.is_alive:
+            raise self._end_error()
+
+    def _end_error(self) -> RaystreamError:
+        if self._is_stopped:
+            return GenerationAbortedError("the engine was stopped; try again")
+        return ReplicaUnavailableError(FAILED)
+
+    def unique_id(self, name: str) -> str:
+        """Return a unique name for a sequence, since clients may repeat a request id."""
+        return f"{name}-{next(self._serial)}"
+
+    def validate(self, request: SequenceRequest) -> None:
+        """Refuse a sequence that could not run; see `EngineLimits.check`.
+
+        Raises:
+            InvalidParameterError: Also what this runner of vLLM can't do.
+        """
+        self._facts.limits.check(request, self._facts.vocab_size)
+        if (what := unsupported(request.params, self._runner)) is not None:
+            raise InvalidParameterError(f"this model can't run {what}", "min_tokens")
+
+    def compile_grammar(self, request: SequenceRequest) -> SequenceRequest:
+        """Compile a grammar to see that it can be used; EngineCore compiles it again.
+
+        Raises:
+            InvalidParameterError: It can't be used.
+        """
+        params = request.params
+        if params.needs_matcher:
+            self._grammars.compile(params.grammar, request.generated_token_ids, params.reasoning)
+        return request
+
+    async def check_health(self) -> None:
+        """Raise unless the engine has run a step since the last call, or answers a ping.
+
+        A ping that is not answered at once is left to the watch.
+
+        Raises:
+            ReplicaUnavailableError: A process has ended, or hangs.
+            RaystreamError: The engine is broken.
+        """
+        if not self.is_alive:
+            cause = self._logs.first_cause()
+            raise self._end_error() from (None if cause is None else RuntimeError(cause.reason))
+        num_steps = self.stats.num_steps
+        if num_steps == self._num_steps_seen:
+            if self._pinging is None or self._pinging.done():
+                self._pinging = asyncio.ensure_future(self.ping())
+            done, _ = await asyncio.wait({self._pinging}, timeout=ANSWER_S)
+            if done:
+                self._pinging.result()
+        self._num_steps_seen = self.stats.num_steps
+
+    async def ping(self) -> None:
+        """Wait until the engine has run a one-token sequence, before all others.
+
+        Raises:
+            RaystreamError: The engine is broken.
+        """
+        probe = SequenceRequest(self.unique_id("ping"), (0,), PROBE)
+        answer: asyncio.Future[TextDelta] = asyncio.get_running_loop().create_future()
+
+        def take(delta: TextDelta) -> None:
+            if delta.finish_reason is not None and not answer.done():
+                answer.set_result(delta)
+
+        with self._run(probe, take, URGENT):
+            last = await answer
+        if last.finish_reason is FinishReason.ABORT:
+            raise self._end_error()
+        if last.finish_reason is FinishReason.ERROR:
+            raise GenerationFailedError(last.error or "the generation failed")
+
+    @contextmanager
+    def running(self, sequence: SequenceRequest, take: Take) -> Iterator[None]:
+        """Run a sequence, and abort it if the block ends first; see `TextEngine.running`."""
+        self._counts.num_resumed += sequence.is_resumed
+        with self._run(sequence, take, RESUMED if sequence.is_resumed else 0):
+            yield
+
+    @contextmanager
+    def _run(self, sequence: SequenceRequest, take: Take, priority: int) -> Iterator[None]:
+        self.require_alive()
+        reader = _Reader(sequence, take)
+        if not self._readers:
+            self._watch.note_progress()
+        self._readers.add(reader)
+        if self._watching is None:
+            self._watching = asyncio.ensure_future(self._look_for_progress())
+        self._spawn(self._begin(reader, priority))
+        try:
+            yield
+        finally:
+            self._drop(reader)
+
+    async def _begin(self, reader: "_Reader", priority: int) -> None:
+        """Hand a sequence to vLLM, and take its outputs as they are put into its collector."""
+        try:
+            reader.deltas = Deltas(reader.sequence, self._codec)
+            prompt, params = self._codec.to_vllm(
+                reader.sequence, self._facts.limits.max_num_tokens(reader.sequence)
+            )
+            collector = await self._add(reader.sequence.sequence_id, prompt, params, priority)
+        except Exception as error:  # noqa: BLE001 - it ends this sequence, and no other
+            self._fail(reader, error)
+            self._on_stats(self.stats)
+            return
+        reader.request_id = collector.request_id
+        if reader not in self._readers:  # its block has ended meanwhile
+            self._abort(reader)
+            return
+        early = collector.output
+        collector.output = None
+        collector.put = lambda output: self._take(reader, output)
+        if early is not None:
+            self._take(reader, early)
+            self._on_stats(self.stats)
+
+    async def _add(self, name: str, prompt: list[int], params: VllmParams, priority: int) -> Any:
+        return await self._llm.add_request(name, tokens_input(prompt), params, priority=priority)
+
+    def _take(self, reader: "_Reader", output: RequestOutput | Exception) -> None:
+        """Take a sequence's next output. It raises nothing: vLLM would end all sequences."""
+        if reader not in self._readers:
+            return
+        self.ready_s = time.monotonic()
+        try:
+            if isinstance(output, Exception):
+                raise output
+            assert reader.deltas is not None
+            for delta in reader.deltas.of(output):
+                if delta.finish_reason is not None:
+                    self._readers.discard(reader)
+                    if not output.finished:  # a stop string
+                        self._abort(reader)
+                    if delta.finish_reason is FinishReason.ABORT:
+                        delta = self._aborted
+                reader.take(delta)
+        except Exception as error:  # noqa: BLE001 - see above
+            self._fail(reader, error)
+
+    def _fail(self, reader: "_Reader", error: Exception) -> None:
+        """End a sequence that has failed; the engine's end is no failure of the sequence."""
+        if reader not in self._readers:
+            return
+        self._readers.discard(reader)
+        if isinstance(error, EngineDeadError) or not self.is_alive:
+            last = self._aborted
+        elif isinstance(error, UndecodableError):
+            last = TextDelta((), "", FinishReason.ERROR, UNDECODABLE)
+        else:
+            logger.warning("%s failed", reader.sequence.sequence_id, exc_info=error)
+            why = f"the generation failed: {reason_of(error)}"
+            last = TextDelta((), "", FinishReason.ERROR, why)
+        self._abort(reader)
+        with suppress(Exception):
+            reader.take(last)
+
+    @property
+    def _aborted(self) -> TextDelta:
+        """The last delta of a sequence that may go on elsewhere."""
+        return TextDelta((), "", FinishReason.ABORT, None if self._is_stopped else FAILED)
+
+    def _drop(self, reader: "_Reader") -> None:
+        if reader in self._readers:
+            self._readers.discard(reader)
+            self._abort(reader)
+
+    def _abort(self, reader: "_Reader") -> None:
+        """Have vLLM drop a sequence; one that it does not have yet is dropped by `_begin`."""
+        if reader.request_id is not None and self.is_alive:
+            self._spawn(self._llm.abort(reader.request_id, internal=True))
+
+    def _end_readers(self) -> None:
+        readers, self._readers = self._readers, set()
+        for reader in readers:
+            with suppress(Exception):
+                reader.take(self._aborted)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and self.is_alive:
+            logger.warning("a call of vLLM failed", exc_info=error)
+
+    def _note_step(
+        self, scheduler: SchedulerStats | None, iteration: IterationStats | None
+    ) -> None:
+        """Count a step. It raises nothing: vLLM would end all sequences."""
+        self._watch.note_progress()
+        try:
+            self._counts.note(scheduler, iteration)
+            self._on_stats(self.stats)
+        except Exception:
+            logger.exception("a step's figures could not be taken")
+
+    async def _look_for_progress(self) -> None:
+        """End all sequences once the engine can only hang, so that they go on elsewhere."""
+        while not self._is_stopped:
+            await asyncio.sleep(1)
+            if self._readers and self._watch.is_hung():
+                self._is_hung = True
+                logger.error("%s: a step of the engine hangs", self._spec.id)
+                self._end_readers()
+                self._on_stats(self.stats)
+                return
+
+
+class _Reader:
+    """One sequence that runs; `request_id` is vLLM's own name of it, once it has one."""
+
+    def __init__(self, sequence: SequenceRequest, take: Take) -> None:
+        self.sequence = sequence
+        self.take = take
+        self.deltas: Deltas | None = None
+        self.request_id: str | None = None
+
+
+class _Watch:
+    """Tells whether an engine that has work can only hang."""
+
+    def __init__(self, *, on_cpu: bool, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._on_cpu = on_cpu
+        self._now_s = now_s
+        self._progress_s = now_s()
+        self._since: tuple[float, float] | None = None  # when, and the CPU time until then
+
+    def note_progress(self) -> None:
+        """Note that a step has ended, or that there was nothing to do until now."""
+        self._progress_s = self._now_s()
+        self._since = None
+
+    def is_hung(self) -> bool:
+        """Return whether nothing has happened for so long that nothing will."""
+        now_s = self._now_s()
+        if now_s - self._progress_s < 1:
+            return False
+        if not self._on_cpu:
+            return now_s - self._progress_s >= HANG_S
+        if self._since is None:
+            self._since = (self._progress_s, _cpu_seconds())
+        since_s, used_s = self._since
+        if now_s - since_s < HANG_S:
+            return False
+        is_idle = _cpu_seconds() - used_s < BUSY_PART * (now_s - since_s)
+        if not is_idle:
+            self._since = (now_s, _cpu_seconds())
+        return is_idle
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time that the processes below this one have used."""
+    used_s = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            used_s += times.user + times.system
+    return used_s
+
+
+class _Counts:
+    """The engine's counters, of which vLLM tells the changes of each step."""
+
+    def __init__(self) -> None:
+        self.num_resumed = 0
+        self._last = SchedulerStats()
+        self._num_steps = 0
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
+        self._num_preempted = 0
+
+    def note(self, scheduler: SchedulerStats | None, iteration: IterationStats | None) -> None:
+        if scheduler is not None:
+            self._last = scheduler
+            self._num_steps += 1
+            self._num_prompt_tokens += scheduler.prefix_cache_stats.queries
+            self._num_cached_tokens += scheduler.prefix_cache_stats.hits
+        if iteration is not None:
+            self._num_preempted += iteration.num_preempted_reqs
+
+    @property
+    def stats(self) -> EngineStats:
+        last = self._last
+        return EngineStats(
+            last.num_running_reqs,
+            last.num_waiting_reqs + last.num_skipped_waiting_reqs,
+            self._num_steps,
+            self._num_prompt_tokens,
+            self._num_cached_tokens,
+            last.kv_cache_usage,
+            self._num_preempted,
+            self.num_resumed,
+        )
+
+
+class _StatLogger(StatLoggerBase):
+    """Passes each step's figures on; vLLM calls it at the end of the step."""
+
+    def __init__(
+        self, note: Callable[[SchedulerStats | None, IterationStats | None], None]
+    ) -> None:
+        self._note = note
+
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        mm_cache_stats: MultiModalCacheStats | None = None,
+        engine_idx: int = 0,
+    ) -> None:
+        self._note(scheduler_stats, iteration_stats)
+
+    def log_engine_initialized(self) -> None:
+        """Log nothing: the replica does."""
