@@ -142,9 +142,14 @@ def bind(vllm_config: "VllmConfig") -> Runner:
 
     Raises:
         ValueError: V1 with asynchronous scheduling, where the last token is not known when the next
-            one is chosen.
+            one is chosen; or V1 with VLLM_BATCH_INVARIANT, whose kernels are written in Triton: the
+            engine would end in its first step.
     """
     runner = runner_of(vllm_config)
+    if runner is Runner.V1 and os.environ.get("VLLM_BATCH_INVARIANT") == "1":
+        raise ValueError(
+            "exact needs a GPU: vLLM has no batch-invariant kernels for a CPU; leave exact out"
+        )
     chosen = scheduler_class(runner, bool(vllm_config.scheduler_config.async_scheduling))
     vllm_config.scheduler_config.scheduler_cls = f"{chosen.__module__}.{chosen.__qualname__}"
     if runner is Runner.V1:

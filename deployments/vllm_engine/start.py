@@ -33,7 +33,7 @@ from deployments.plan.replica_plan import CPU_KV_FRACTION, CPU_SEQS, count_weigh
 from deployments.plan.replica_report import MemoryPlan
 from deployments.vllm_engine.logs import Cause, EngineLogs
 from deployments.vllm_engine.moves import Runner
-from deployments.vllm_engine.scheduler import ENVIRONMENT, bind
+from deployments.vllm_engine.scheduler import bind
 
 logger = logging.getLogger("ray.serve.raystream.replica")
 
@@ -100,7 +100,6 @@ def start_engine(
         DeviceMemoryError: Memory ran out.
         RuntimeError: Anything else; one line says what.
     """
-    os.environ.update(ENVIRONMENT)
     download_files(spec.source, spec.entry.revision, progress)
     progress.begin(StartPhase.LOADING)
     try:

@@ -16,6 +16,7 @@ from deployments.vllm_engine.scheduler import (
     V1Scheduler,
     V2AsyncScheduler,
     V2Scheduler,
+    bind,
     scheduler_class,
 )
 from tests.vllm_engine.in_process import InProcessEngine
@@ -79,6 +80,14 @@ def test_vllm_finds_the_scheduler_by_its_name(
 def test_v1_is_refused_where_it_would_not_know_the_last_token() -> None:
     with pytest.raises(ValueError, match="set async_scheduling to false"):
         scheduler_class(Runner.V1, async_scheduling=True)
+
+
+def test_exact_is_refused_without_batch_invariant_kernels(
+    engine: InProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    with pytest.raises(ValueError, match="exact needs a GPU"):
+        bind(engine.config)
 
 
 @pytest.mark.parametrize("scheduling", ["sync", "async"])
