@@ -4,12 +4,8 @@ Its replicas run in an environment of vLLM's own, by `py_executable` of Ray's `r
 module is also imported where there is no vLLM: Serve names a class by its module.
 """
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import ray
 
 from deployments.contract.model_spec import ModelSpec
 from deployments.contract.telemetry.memory_report import MemoryUse
@@ -17,7 +13,7 @@ from deployments.device.device import MemoryDevice
 from deployments.device.process_tree import TreeMemory
 from deployments.generator_replica import GeneratorReplica
 from deployments.replica.assigned_device import open_watched_device
-from deployments.replica.own_actor import end_own_actor
+from deployments.replica.own_actor import end_own_actor, own_log_file
 from deployments.vllm_engine.logs import EngineLogs
 
 if TYPE_CHECKING:
@@ -39,7 +35,7 @@ class VllmGenerator(GeneratorReplica):
         super().__init__(spec, open_device, end_process)
 
     def _open_engine(self) -> "VllmEngine":
-        logs = EngineLogs(_log_file(self._replica_id))
+        logs = EngineLogs(own_log_file(self._replica_id))
         logs.prepare()
         # Only the other environment has vLLM, which configures its logs when it is imported.
         from deployments.vllm_engine.engine import VllmEngine
@@ -52,12 +48,3 @@ class VllmGenerator(GeneratorReplica):
 
     def _read_memory(self) -> Callable[[], MemoryUse]:
         return TreeMemory(self._device)
-
-
-def _log_file(replica_id: str) -> Path | None:
-    """Return the file for vLLM's tracebacks, beside Serve's logs; None without Ray."""
-    if not ray.is_initialized():
-        return None
-    context = ray.get_runtime_context()
-    folder = Path(context.get_temp_dir(), context.get_session_name(), "logs", "serve")
-    return folder / f"vllm_{replica_id}_{os.getpid()}.log"

@@ -66,6 +66,7 @@ MIN_ONGOING_REQUESTS = 512
 LOOPBACK = "127.0.0.1"
 
 VLLM_GENERATOR = "deployments.vllm_generator"
+VLLM_POOLER = "deployments.vllm_pooler"
 
 UNAUTHENTICATED_RAY = (
     "Ray asks for no token: anyone who can reach one of its ports, or a replica's, can run code on "
@@ -407,7 +408,9 @@ def _bind(model: ModelConfig, spec: ModelSpec, num_cpus: float) -> Application:
 
 def _replica_of(model: ModelConfig) -> type:
     if model.engine == "vllm":
-        replica: type = import_module(VLLM_GENERATOR).VllmGenerator
+        generates = model.task == "generate"
+        module = import_module(VLLM_GENERATOR if generates else VLLM_POOLER)
+        replica: type = module.VllmGenerator if generates else module.VllmPooler
         return replica
     return TextGenerator if model.task == "generate" else TextPooler
 

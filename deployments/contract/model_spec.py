@@ -229,10 +229,6 @@ class ModelConfig(StrictModel):
             if given := [key for key in VLLM_KEYS if key in self.model_fields_set]:
                 raise ValueError(f"{', '.join(given)}: write `engine: vllm` too, or leave that out")
             return
-        if self.task != "generate":
-            raise ValueError(
-                f"engine vllm only generates; task {self.task!r} needs raystream's own"
-            )
         for key, instead in NOT_OF_VLLM.items():
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"engine vllm has no {key}: {instead}")

@@ -95,16 +95,18 @@ class PoolingModel:
         on_device = {name: tensor.to(self.device) for name, tensor in inputs.items()}
         rows = rows_of(self._model, **on_device).float()
         is_finite = rows.isfinite().all(dim=1, keepdim=True)
-        return self._activate(rows).masked_fill(~is_finite, torch.nan).cpu()
+        return activate(rows, self._activation).masked_fill(~is_finite, torch.nan).cpu()
 
-    def _activate(self, rows: torch.Tensor) -> torch.Tensor:
-        match self._activation:
-            case "softmax":
-                return rows.softmax(dim=-1)
-            case "sigmoid":
-                return rows.sigmoid()
-            case "identity":
-                return rows
+
+def activate(rows: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Return the scores of logits, [..., labels]."""
+    match activation:
+        case "softmax":
+            return rows.softmax(dim=-1)
+        case "sigmoid":
+            return rows.sigmoid()
+        case "identity":
+            return rows
 
 
 def choose_activation(config: PreTrainedConfig) -> Activation:

@@ -54,6 +54,8 @@ class Job:
         num_tokens: Tokens of all its texts.
         has_left: Whether the client no longer waits for the answer.
         taken_s: When the device took it, by the queue's clock; None until then.
+        on_leave: Called once the client no longer waits; None if nothing runs for it. Set by what
+            has taken the job.
         answer: The row of each text, or the error.
     """
 
@@ -62,6 +64,7 @@ class Job:
     num_tokens: int = 0
     has_left: bool = False
     taken_s: float | None = None
+    on_leave: Callable[[], None] | None = None
     answer: "Future[list[Row]]" = field(default_factory=Future)
 
 
@@ -228,6 +231,8 @@ class RequestQueue:
             job.has_left = True
             self._waiting.pop(job, None)
             self._running.discard(job)
+            if job.on_leave is not None:
+                job.on_leave()
             if job.num_tokens:  # otherwise it was refused and took no device time
                 self._retry_estimator.note_end(self._now_s())
 

@@ -7,6 +7,7 @@ that hangs never does.
 
 import os
 import threading
+from pathlib import Path
 
 import ray
 from ray.actor import exit_actor
@@ -36,3 +37,12 @@ def end_own_actor() -> None:
 
 def _is_actor() -> bool:
     return ray.is_initialized() and get_runtime_context().get_actor_id() is not None
+
+
+def own_log_file(replica_id: str) -> Path | None:
+    """Return a file for what vLLM's processes log, beside Serve's own logs; None without Ray."""
+    if not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    folder = Path(context.get_temp_dir(), context.get_session_name(), "logs", "serve")
+    return folder / f"vllm_{replica_id}_{os.getpid()}.log"

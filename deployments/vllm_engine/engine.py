@@ -111,7 +111,7 @@ class VllmEngine:
         self._counts = _Counts()
         self._readers: set[_Reader] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._watch = _Watch(on_cpu=on_cpu)
+        self._watch = Watch(on_cpu=on_cpu)
         self._is_stopped = False
         self._is_hung = False
         self._num_steps_seen = 0
@@ -138,7 +138,7 @@ class VllmEngine:
         return self._facts
 
     def _stat_logger(self, config: VllmConfig, engine_index: int = 0) -> StatLoggerBase:
-        return _StatLogger(self._note_step)
+        return StepLogger(self._note_step)
 
     def stop(self) -> None:
         """End vLLM's processes; unfinished sequences are aborted."""
@@ -391,7 +391,7 @@ class _Reader:
         self.request_id: str | None = None
 
 
-class _Watch:
+class Watch:
     """Tells whether an engine that has work can only hang."""
 
     def __init__(self, *, on_cpu: bool, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -468,7 +468,7 @@ class _Counts:
         )
 
 
-class _StatLogger(StatLoggerBase):
+class StepLogger(StatLoggerBase):
     """Passes each step's figures on; vLLM calls it at the end of the step."""
 
     def __init__(
@@ -483,6 +483,7 @@ class _StatLogger(StatLoggerBase):
         mm_cache_stats: MultiModalCacheStats | None = None,
         engine_idx: int = 0,
     ) -> None:
+        """Pass a step's figures on."""
         self._note(scheduler_stats, iteration_stats)
 
     def log_engine_initialized(self) -> None:

@@ -134,6 +134,14 @@ class V2AsyncScheduler(_MovingScheduler, AsyncScheduler):
     """For model runner V2 with asynchronous scheduling, vLLM's default on GPUs."""
 
 
+class PoolingScheduler(Scheduler):
+    """For models that classify or embed: ends EngineCore with its replica, and nothing else."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        end_with_parent()
+
+
 def bind(vllm_config: "VllmConfig") -> Runner:
     """Have an engine run our code, and return its model runner.
 

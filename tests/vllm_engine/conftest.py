@@ -4,6 +4,7 @@ That environment lacks what the other tests need, so pytest must not read their 
 `--confcutdir=tests/vllm_engine`.
 """
 
+import gc
 import os
 import warnings
 from importlib.util import find_spec
@@ -34,6 +35,15 @@ if HAS_VLLM:
     with warnings.catch_warnings():
         # vLLM's own, at import.
         warnings.simplefilter("ignore")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sockets_of_ended_engines() -> "Iterator[None]":
+    """Let vLLM leave the contexts of its sockets to the end of the process: it closes none."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

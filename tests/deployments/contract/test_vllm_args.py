@@ -90,7 +90,7 @@ def test_a_key_in_both_places_is_refused() -> None:
     [
         ({"quantization": "int8"}, "engine vllm has no quantization: vLLM finds AWQ"),
         ({"cuda_graphs": False}, "engine vllm has no cuda_graphs: write `engine_args: {enforce"),
-        ({"task": "embed"}, "engine vllm only generates"),
+        ({"task": "embed", "max_num_seqs": 2}, "max_num_seqs"),
     ],
 )
 def test_keys_of_raystreams_own_engine_are_refused_with_what_to_write(
