@@ -46,12 +46,17 @@ class Ingress:
         self._outbox.send()
 
 
+def connected(room: int = 10**6) -> tuple[Outbox, Ingress]:
+    outbox = Outbox()
+    ingress = Ingress(outbox, room)
+    outbox.connect(ingress.send)
+    return outbox, ingress
+
+
 async def test_the_first_and_the_last_delta_leave_at_once_with_all_that_is_there(
     advance: Clock,
 ) -> None:
-    outbox = Outbox()
-    ingress = Ingress(outbox)
-    outbox.connect(ingress.send)
+    outbox, ingress = connected()
     one = outbox.open(1)
     one.put(gain(0))
     outbox.flush()
@@ -71,9 +76,7 @@ async def test_the_first_and_the_last_delta_leave_at_once_with_all_that_is_there
 async def test_between_first_and_last_there_is_one_message_for_each_interval(
     advance: Clock,
 ) -> None:
-    outbox = Outbox()
-    ingress = Ingress(outbox)
-    outbox.connect(ingress.send)
+    outbox, ingress = connected()
     one = outbox.open(1)
     for step in range(41):
         one.put(gain(step))
@@ -87,9 +90,7 @@ async def test_between_first_and_last_there_is_one_message_for_each_interval(
 
 
 async def test_what_no_step_follows_leaves_when_it_is_due(advance: Clock) -> None:
-    outbox = Outbox()
-    ingress = Ingress(outbox)
-    outbox.connect(ingress.send)
+    outbox, ingress = connected()
     one = outbox.open(1)
     for step in range(2):
         one.put(gain(step))
@@ -101,9 +102,7 @@ async def test_what_no_step_follows_leaves_when_it_is_due(advance: Clock) -> Non
 
 @pytest.mark.usefixtures("unpaced")
 async def test_what_all_streams_gained_is_one_message() -> None:
-    outbox = Outbox()
-    ingress = Ingress(outbox)
-    outbox.connect(ingress.send)
+    outbox, ingress = connected()
     one, two = outbox.open(1), outbox.open(2)
     for step in range(2):
         one.put(gain(step))
@@ -125,9 +124,7 @@ async def test_what_gathers_before_the_ingress_connects_is_sent_then_joined() ->
 
 
 async def test_a_slow_ingress_gets_one_joined_entry_for_each_stream() -> None:
-    outbox = Outbox()
-    ingress = Ingress(outbox, room=1)
-    outbox.connect(ingress.send)
+    outbox, ingress = connected(room=1)
     streams = [outbox.open(number) for number in range(3)]
     for step in range(100):
         for stream in streams:
@@ -188,9 +185,7 @@ async def test_log_probabilities_of_prompts_that_have_gathered_are_sent_in_bound
 
 
 async def test_a_stream_ends_once_its_last_delta_is_on_its_way() -> None:
-    outbox = Outbox()
-    ingress = Ingress(outbox, room=0)
-    outbox.connect(ingress.send)
+    outbox, ingress = connected(room=0)
     outbox.is_paused = True
     stream = outbox.open(1)
     stream.put(LAST)
@@ -203,9 +198,7 @@ async def test_a_stream_ends_once_its_last_delta_is_on_its_way() -> None:
 
 
 async def test_a_stream_that_is_closed_early_is_dropped_and_told_to_be_aborted() -> None:
-    outbox = Outbox()
-    ingress = Ingress(outbox, room=1)
-    outbox.connect(ingress.send)
+    outbox, ingress = connected(room=1)
     one, two = outbox.open(1), outbox.open(2)
     one.put(gain(0))
     outbox.flush()

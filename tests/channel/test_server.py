@@ -84,6 +84,15 @@ def hello_of(address: ChannelAddress, name: str = "me") -> bytes:
     return encode_hello(Hello(address.secret, name))
 
 
+@asynccontextmanager
+async def ingress_of(server: ChannelServer) -> AsyncIterator[Peer]:
+    """Connect an ingress, and read the answer to its hello."""
+    address = await server.address()
+    async with connected(address, hello_of(address)) as peer:
+        assert await peer.message() == []
+        yield peer
+
+
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 - the server tells nobody of these changes
         await asyncio.sleep(0)
@@ -223,9 +232,7 @@ async def test_an_ingress_that_sends_anything_else_is_closed(
 async def test_a_replica_that_hung_until_an_ingress_gave_it_up_knows_that(
     server: ChannelServer, advance: Clock, beats_first: bool
 ) -> None:
-    address = await server.address()
-    async with connected(address, hello_of(address)) as peer:
-        await peer.message()
+    async with ingress_of(server):
         advance(MAX_SILENCE_S)
         if beats_first:
             await settle()
@@ -237,9 +244,7 @@ async def test_a_replica_that_hung_until_an_ingress_gave_it_up_knows_that(
 async def test_a_replica_that_was_not_given_up_or_did_not_hang_is_sound(
     server: ChannelServer, advance: Clock
 ) -> None:
-    address = await server.address()
-    async with connected(address, hello_of(address)) as peer:
-        await peer.message()
+    async with ingress_of(server) as peer:
         for seconds in (MAX_SILENCE_S, module.HEARTBEAT_S):
             advance(seconds)
             await settle()
@@ -261,9 +266,7 @@ async def test_a_silent_channel_gets_heartbeats(
 
 @in_time
 async def test_streams_of_a_lost_ingress_end(server: ChannelServer) -> None:
-    address = await server.address()
-    async with connected(address, hello_of(address)) as peer:
-        await peer.message()
+    async with ingress_of(server) as peer:
         with server.stream(StreamKey("me", 1)) as stream:
             await peer.close()
             await stream.wait_until_ended()
@@ -351,9 +354,7 @@ async def test_an_ingress_that_does_not_read_makes_deltas_gather_and_gets_all(
 
 @in_time
 async def test_what_was_sent_arrives_before_the_server_closes(server: ChannelServer) -> None:
-    address = await server.address()
-    async with connected(address, hello_of(address)) as peer:
-        await peer.message()
+    async with ingress_of(server) as peer:
         with server.stream(StreamKey("me", 1)) as stream:
             stream.put(LAST)
             server.flush()

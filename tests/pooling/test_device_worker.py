@@ -1,7 +1,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -59,6 +59,11 @@ class GatedDevice:
     def wait_for_batch(self) -> None:
         assert self.has_begun.acquire(timeout=DEADLINE_S)
 
+    def open(self, num_batches: int = 1) -> None:
+        """Run all batches at once from now on, and these that wait."""
+        self.is_open = True
+        self.may_go_on.release(num_batches)
+
 
 def on_two_threads(device: GatedDevice) -> GatedDevice:
     torch.set_num_threads(2)  # a new thread takes the number that any thread set last
@@ -69,6 +74,7 @@ class Replica:
     """A worker and its queue."""
 
     def __init__(self, device: GatedDevice, max_batched_tokens: int = 1000) -> None:
+        self.device = device
         self.queue = RequestQueue(QueueLimits(1000, None))
         self.stats: list[BatchStats] = []
         self.stack = ExitStack()
@@ -82,6 +88,20 @@ class Replica:
         self.queue.put(job, texts)
         return job
 
+    @contextmanager
+    def is_busy(self) -> Iterator[Job]:
+        """Let the device compute a text until the block ends; what is asked in it waits."""
+        self.device.is_open = False
+        job = self.ask((1,))
+        self.device.wait_for_batch()
+        yield job
+        self.device.open()
+
+    def end(self) -> None:
+        self.device.open(1000)
+        self.worker.stop()
+        self.stack.close()
+
 
 @pytest.fixture
 def device() -> GatedDevice:
@@ -92,48 +112,34 @@ def device() -> GatedDevice:
 def replica(device: GatedDevice) -> Iterator[Replica]:
     made = Replica(device)
     yield made
-    end(made, device)
+    made.end()
     assert not made.worker.is_alive
-
-
-def end(replica: Replica, device: GatedDevice) -> None:
-    device.is_open = True
-    device.may_go_on.release(1000)
-    replica.worker.stop()
-    replica.stack.close()
 
 
 def answer(job: Job) -> list[tuple[float, ...]]:
     return [tuple(np.frombuffer(row, ROW_DTYPE).tolist()) for row in job.answer.result(DEADLINE_S)]
 
 
-def test_an_idle_device_takes_a_request_at_once(replica: Replica, device: GatedDevice) -> None:
+def test_an_idle_device_takes_a_request_at_once(replica: Replica) -> None:
     assert answer(replica.ask((5, 1), (6,))) == [(5.0,), (6.0,)]
-    assert device.batches == [((5, 1), (6,))]
+    assert replica.device.batches == [((5, 1), (6,))]
 
 
-def test_a_device_that_becomes_free_takes_all_waiting_requests(
-    replica: Replica, device: GatedDevice
-) -> None:
-    device.is_open = False
-    first = replica.ask((1,))
-    device.wait_for_batch()
-    later = [replica.ask((i,), (i, i)) for i in range(2, 40)]
-    device.is_open = True
-    device.may_go_on.release()
+def test_a_device_that_becomes_free_takes_all_waiting_requests(replica: Replica) -> None:
+    with replica.is_busy() as first:
+        later = [replica.ask((i,), (i, i)) for i in range(2, 40)]
     assert [answer(job) for job in (first, *later)][1:] == [[(i,), (i,)] for i in range(2, 40)]
-    assert device.batches == [((1,),), tuple(t for i in range(2, 40) for t in ((i,), (i, i)))]
+    assert replica.device.batches == [
+        ((1,),),
+        tuple(t for i in range(2, 40) for t in ((i,), (i, i))),
+    ]
     assert [stats.num_sequences for stats in replica.stats][:1] == [1]
 
 
 def test_micro_batches_are_bounded_by_tokens(device: GatedDevice) -> None:
     replica = Replica(device, max_batched_tokens=10)
-    device.is_open = False
-    replica.ask((1,))
-    device.wait_for_batch()
-    jobs = [replica.ask((i,) * 4) for i in range(2, 7)]
-    device.is_open = True
-    device.may_go_on.release()
+    with replica.is_busy():
+        jobs = [replica.ask((i,) * 4) for i in range(2, 7)]
     assert [answer(job) for job in jobs] == [[(float(i),)] for i in range(2, 7)]
     replica.worker.stop()
     assert [len(batch) for batch in device.batches] == [1, 2, 2, 1]
@@ -152,8 +158,7 @@ def test_padded_texts_are_sorted_and_a_sweep_is_finished_before_newer_texts(
     device.may_go_on.release()
     device.wait_for_batch()
     newcomer = replica.ask((4,))
-    device.is_open = True
-    device.may_go_on.release()
+    device.open()
     for job in (long, short, newcomer):
         answer(job)
     replica.worker.stop()
@@ -173,57 +178,44 @@ def test_a_request_is_answered_as_soon_as_its_last_text_is_done(device: GatedDev
     assert answer(blocker)
     assert answer(small) == [(2.0,)]
     assert not large.answer.done()
-    device.is_open = True
-    device.may_go_on.release()
+    device.open()
     assert answer(large) == [(3.0,), (4.0,)]
     replica.worker.stop()
 
 
-def test_a_text_that_fails_fails_only_its_own_request(
-    replica: Replica, device: GatedDevice
-) -> None:
-    device.error = lambda s: IndexError("index out of range") if 99 in s else None
-    device.is_open = False
-    replica.ask((1,))
-    device.wait_for_batch()
-    good = [replica.ask((i,), (i + 1,)) for i in range(2, 12)]
-    bad = replica.ask((20,), (21, 99))
-    device.is_open = True
-    device.may_go_on.release()
+def test_a_text_that_fails_fails_only_its_own_request(replica: Replica) -> None:
+    replica.device.error = lambda s: IndexError("index out of range") if 99 in s else None
+    with replica.is_busy():
+        good = [replica.ask((i,), (i + 1,)) for i in range(2, 12)]
+        bad = replica.ask((20,), (21, 99))
     assert [answer(job) for job in good] == [[(i,), (i + 1,)] for i in range(2, 12)]
     with pytest.raises(PoolingFailedError, match="failed on a text of 2 tokens") as caught:
         answer(bad)
     assert caught.value.param == "input[1]"
 
 
-def test_numbers_that_are_not_finite_are_an_error(replica: Replica, device: GatedDevice) -> None:
-    device.is_open = False
-    replica.ask((1,))
-    device.wait_for_batch()
-    good, bad = replica.ask((2,)), replica.ask((NAN_TOKEN,))
-    device.is_open = True
-    device.may_go_on.release()
+def test_numbers_that_are_not_finite_are_an_error(replica: Replica) -> None:
+    with replica.is_busy():
+        good, bad = replica.ask((2,)), replica.ask((NAN_TOKEN,))
     assert answer(good) == [(2.0,)]
     with pytest.raises(PoolingFailedError, match="no finite numbers"):
         answer(bad)
 
 
 def test_a_batch_that_is_out_of_memory_is_split_and_the_next_ones_are_smaller(
-    replica: Replica, device: GatedDevice
+    replica: Replica,
 ) -> None:
-    device.max_tokens = 5
+    replica.device.max_tokens = 5
     texts = [(i, i) for i in range(2, 12)]
     assert answer(replica.ask(*texts)) == [(float(i),) for i in range(2, 12)]
-    device.batches.clear()
+    replica.device.batches.clear()
     assert answer(replica.ask(*texts)) == [(float(i),) for i in range(2, 12)]
     # 20 tokens were too many, and so were 10; the budget is half of the largest that failed.
-    assert max(sum(map(len, batch)) for batch in device.batches) <= 10
+    assert max(sum(map(len, batch)) for batch in replica.device.batches) <= 10
 
 
-def test_a_text_that_exceeds_the_memory_by_itself_fails_by_itself(
-    replica: Replica, device: GatedDevice
-) -> None:
-    device.max_tokens = 5
+def test_a_text_that_exceeds_the_memory_by_itself_fails_by_itself(replica: Replica) -> None:
+    replica.device.max_tokens = 5
     with pytest.raises(PoolingFailedError, match="not enough memory on a text of 6"):
         answer(replica.ask((1,) * 6))
     assert answer(replica.ask((2,) * 5)) == [(2.0,)]
@@ -235,35 +227,24 @@ def test_the_remaining_texts_of_an_abandoned_request_are_dropped(device: GatedDe
     with replica.queue.place() as job:
         replica.queue.put(job, ((1, 1), (2, 2), (3, 3)))
         device.wait_for_batch()
-    device.is_open = True
-    device.may_go_on.release()
+    device.open()
     assert answer(replica.ask((4,))) == [(4.0,)]
     replica.worker.stop()
     assert device.batches == [((1, 1),), ((4,),)]
 
 
-def test_a_request_that_was_cancelled_while_it_waited_never_runs(
-    replica: Replica, device: GatedDevice
-) -> None:
-    device.is_open = False
-    first = replica.ask((1,))
-    device.wait_for_batch()
-    gone, stays = replica.ask((2,)), replica.ask((3,))
-    assert gone.answer.cancel()
-    device.is_open = True
-    device.may_go_on.release()
+def test_a_request_that_was_cancelled_while_it_waited_never_runs(replica: Replica) -> None:
+    with replica.is_busy() as first:
+        gone, stays = replica.ask((2,)), replica.ask((3,))
+        assert gone.answer.cancel()
     assert answer(first)
     assert answer(stays) == [(3.0,)]
-    assert device.batches == [((1,),), ((3,),)]
+    assert replica.device.batches == [((1,),), ((3,),)]
 
 
-def test_a_ping_is_answered_by_the_batch_that_runs(replica: Replica, device: GatedDevice) -> None:
-    device.is_open = False
-    job = replica.ask((1,))
-    device.wait_for_batch()
-    ping = replica.worker.ping()
-    device.is_open = True
-    device.may_go_on.release()
+def test_a_ping_is_answered_by_the_batch_that_runs(replica: Replica) -> None:
+    with replica.is_busy() as job:
+        ping = replica.worker.ping()
     assert ping.result(DEADLINE_S) is None
     assert answer(job)
 
@@ -287,8 +268,7 @@ def test_a_ping_is_answered_when_all_requests_taken_with_it_are_abandoned(
         device.wait_for_batch()
         gone.has_left = True  # as if it left just after it was taken
         queue.put(gone, ((2,),))
-        device.is_open = True
-        device.may_go_on.release()
+        device.open()
         assert answer(job) == [(1.0,)]
         device.wait_for_batch()
         pings[0].result(DEADLINE_S)
@@ -319,20 +299,18 @@ def test_a_ping_between_the_thread_s_last_answers_and_its_end_is_answered(
     assert isinstance(worker.late.exception(timeout=0), ReplicaUnavailableError)
 
 
-def test_a_failed_probe_fails_its_ping_and_the_worker_continues(
-    replica: Replica, device: GatedDevice
-) -> None:
-    device.max_tokens = 0
+def test_a_failed_probe_fails_its_ping_and_the_worker_continues(replica: Replica) -> None:
+    replica.device.max_tokens = 0
     with pytest.raises(ReplicaUnavailableError, match="failed a probe"):
         replica.worker.ping().result(DEADLINE_S)
-    device.max_tokens = 5
+    replica.device.max_tokens = 5
     assert answer(replica.ask((2,))) == [(2.0,)]
     replica.worker.ping().result(DEADLINE_S)
 
 
-def test_an_idle_device_runs_a_probe_for_a_ping(replica: Replica, device: GatedDevice) -> None:
+def test_an_idle_device_runs_a_probe_for_a_ping(replica: Replica) -> None:
     replica.worker.ping().result(DEADLINE_S)
-    assert device.batches == [((0,),)]
+    assert replica.device.batches == [((0,),)]
     assert replica.worker.num_batches == 1
 
 
@@ -405,7 +383,7 @@ def two_lanes(device: GatedDevice) -> Iterator[Replica]:
     device.is_open = False
     made = Replica(device)
     yield made
-    end(made, device)
+    made.end()
     assert not [t for t in threading.enumerate() if t.name.startswith("pooler")]
 
 
@@ -414,75 +392,63 @@ def long(first: int) -> TokenIds:
     return (first,) * MIN_LANE_TOKENS
 
 
-def test_lanes_run_at_the_same_time_and_a_request_has_one_answer(
-    two_lanes: Replica, device: GatedDevice
-) -> None:
-    both = two_lanes.ask(long(1), long(2))
-    device.wait_for_batch()
-    device.wait_for_batch()
-    assert sorted(device.batches) == [(long(1),), (long(2),)]
-    device.may_go_on.release(2)
+def on_both(lanes: Replica) -> Job:
+    """Ask for two texts, and wait until each lane computes one."""
+    job = lanes.ask(long(1), long(2))
+    lanes.device.wait_for_batch()
+    lanes.device.wait_for_batch()
+    return job
+
+
+def test_lanes_run_at_the_same_time_and_a_request_has_one_answer(two_lanes: Replica) -> None:
+    both = on_both(two_lanes)
+    assert sorted(two_lanes.device.batches) == [(long(1),), (long(2),)]
+    two_lanes.device.may_go_on.release(2)
     assert answer(both) == [(1.0,), (2.0,)]
 
 
-def test_a_free_lane_takes_new_texts_while_the_other_computes(
-    two_lanes: Replica, device: GatedDevice
-) -> None:
-    both = two_lanes.ask(long(1), long(2))
-    device.wait_for_batch()
-    device.wait_for_batch()
+def test_a_free_lane_takes_new_texts_while_the_other_computes(two_lanes: Replica) -> None:
+    both = on_both(two_lanes)
     late = two_lanes.ask((3,), (4,))
-    device.may_go_on.release()
-    device.wait_for_batch()
-    assert device.batches[2] == ((3,), (4,))
+    two_lanes.device.may_go_on.release()
+    two_lanes.device.wait_for_batch()
+    assert two_lanes.device.batches[2] == ((3,), (4,))
     assert not both.answer.done()
-    device.is_open = True
-    device.may_go_on.release(2)
+    two_lanes.device.open(2)
     assert answer(late) == [(3.0,), (4.0,)]
     assert answer(both)
 
 
-def test_texts_of_one_request_that_fail_on_two_lanes_fail_it_once(
-    two_lanes: Replica, device: GatedDevice
-) -> None:
-    device.error = lambda s: IndexError("index out of range")
-    both = two_lanes.ask(long(1), long(2))
-    device.wait_for_batch()
-    device.wait_for_batch()
-    device.is_open = True
-    device.may_go_on.release(2)
+def test_texts_of_one_request_that_fail_on_two_lanes_fail_it_once(two_lanes: Replica) -> None:
+    two_lanes.device.error = lambda s: IndexError("index out of range")
+    both = on_both(two_lanes)
+    two_lanes.device.open(2)
     with pytest.raises(PoolingFailedError, match="failed on a text"):
         answer(both)
-    device.error = lambda _: None
+    two_lanes.device.error = lambda _: None
     assert answer(two_lanes.ask((5,), (6,))) == [(5.0,), (6.0,)]
     assert two_lanes.worker.is_alive
 
 
-def test_a_lane_whose_device_is_lost_ends_the_others_too(
-    two_lanes: Replica, device: GatedDevice
-) -> None:
-    device.error = lambda s: torch.AcceleratorError("illegal access") if s[0] == 2 else None
-    both = two_lanes.ask(long(1), long(2))
-    device.wait_for_batch()
-    device.wait_for_batch()
-    device.is_open = True
-    device.may_go_on.release(2)
+def test_a_lane_whose_device_is_lost_ends_the_others_too(two_lanes: Replica) -> None:
+    two_lanes.device.error = lambda s: (
+        torch.AcceleratorError("illegal access") if s[0] == 2 else None
+    )
+    both = on_both(two_lanes)
+    two_lanes.device.open(2)
     with pytest.raises(ReplicaUnavailableError):
         answer(both)
     two_lanes.worker.stop()
     assert not two_lanes.worker.is_alive
-    assert sorted(device.batches) == [(long(1),), (long(2),)]
+    assert sorted(two_lanes.device.batches) == [(long(1),), (long(2),)]
 
 
-def test_only_the_thread_that_loads_the_model_computes_on_several(
-    two_lanes: Replica, device: GatedDevice
-) -> None:
+def test_only_the_thread_that_loads_the_model_computes_on_several(two_lanes: Replica) -> None:
     """A second pool of threads would keep libgomp from spinning."""
-    device.is_open = True
-    device.may_go_on.release(2)
+    two_lanes.device.open(2)
     answer(two_lanes.ask(long(1), long(2)))
     for first in range(3, 20):
         answer(two_lanes.ask((first,)))
-    ran_on = set(device.ran_on)
+    ran_on = set(two_lanes.device.ran_on)
     assert ("pooler", 2) in ran_on
     assert {threads for name, threads in ran_on if name != "pooler"} == {1}

@@ -22,7 +22,6 @@ from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.replicas import replica_stream, token_channels
 from serve_app.backends.replicas.backend import GenerationStream
-from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.replicas.lost import LostAfterStartError, ReplicaStoppedError
 from serve_app.backends.streams.failover import Failover
 from serve_app.backends.streams.losses import FailoverLimits
@@ -41,6 +40,7 @@ class Replica:
     """Accepts each request; the test says what its streams gain."""
 
     def __init__(self) -> None:
+        self.backend = local_backend(self)
         self.channels = ChannelServer("127.0.0.1")
         self.streams: list[OutgoingStream] = []
         self.num_running = 0
@@ -98,14 +98,8 @@ class Replica:
 async def replica() -> AsyncIterator[Replica]:
     made = Replica()
     yield made
+    await made.backend.aclose()
     made.channels.close()
-
-
-@pytest.fixture
-async def backend(replica: Replica) -> AsyncIterator[HandleBackend]:
-    made = local_backend(replica)
-    yield made
-    await made.aclose()
 
 
 async def rest_of(stream: GenerationStream) -> TextDelta:
@@ -114,9 +108,9 @@ async def rest_of(stream: GenerationStream) -> TextDelta:
 
 @in_time
 async def test_a_stream_ends_with_its_last_delta_and_its_call_is_read_to_its_end(
-    backend: HandleBackend, replica: Replica
+    replica: Replica,
 ) -> None:
-    stream = await backend.send(REQUEST)
+    stream = await replica.backend.send(REQUEST)
     assert stream.accepted.num_prompt_tokens == 3
     replica.gain(FIRST, LAST)
     assert await rest_of(stream) == TextDelta.join([FIRST, LAST])
@@ -125,25 +119,21 @@ async def test_a_stream_ends_with_its_last_delta_and_its_call_is_read_to_its_end
 
 
 @in_time
-async def test_a_stream_whose_reader_stops_early_is_cancelled(
-    backend: HandleBackend, replica: Replica
-) -> None:
-    stream = await backend.send(REQUEST)
+async def test_a_stream_whose_reader_stops_early_is_cancelled(replica: Replica) -> None:
+    stream = await replica.backend.send(REQUEST)
     replica.gain(FIRST)
     assert await anext(aiter(stream)) == [FIRST]
     await stream.aclose()
     await stream.aclose()
     await replica.idle.wait()
-    other = await backend.send(REQUEST)
+    other = await replica.backend.send(REQUEST)
     replica.gain(LAST)
     assert await rest_of(other) == LAST
 
 
 @in_time
-async def test_each_reader_gets_only_its_own_deltas(
-    backend: HandleBackend, replica: Replica
-) -> None:
-    streams = [await backend.send(REQUEST) for _ in range(20)]
+async def test_each_reader_gets_only_its_own_deltas(replica: Replica) -> None:
+    streams = [await replica.backend.send(REQUEST) for _ in range(20)]
     for step in range(10):
         for number, outgoing in enumerate(replica.streams):
             outgoing.put(TextDelta((number,), f"{step}", LAST.finish_reason if step == 9 else None))
@@ -155,9 +145,9 @@ async def test_each_reader_gets_only_its_own_deltas(
 
 @in_time
 async def test_a_replica_that_is_lost_ends_its_streams_after_what_has_arrived(
-    backend: HandleBackend, replica: Replica
+    replica: Replica,
 ) -> None:
-    stream = await backend.send(REQUEST)
+    stream = await replica.backend.send(REQUEST)
     replica.gain(FIRST)
     replica.channels.close()
     deltas = aiter(stream)
@@ -176,12 +166,9 @@ async def test_a_replica_that_is_lost_ends_its_streams_after_what_has_arrived(
 )
 @in_time
 async def test_a_stream_that_was_cut_gives_its_deltas_and_then_an_error(
-    backend: HandleBackend,
-    replica: Replica,
-    last: TextDelta,
-    raised: type[RaystreamError],
+    replica: Replica, last: TextDelta, raised: type[RaystreamError]
 ) -> None:
-    stream = await backend.send(REQUEST)
+    stream = await replica.backend.send(REQUEST)
     deltas = aiter(stream)
     replica.gain(FIRST, TextDelta((5,), "c"), last)
     found = await anext(deltas)
@@ -195,7 +182,7 @@ async def test_a_stream_that_was_cut_gives_its_deltas_and_then_an_error(
 
 @in_time
 async def test_a_text_whose_failure_is_not_read_yet_does_not_leave_its_replica(
-    backend: HandleBackend, replica: Replica
+    replica: Replica,
 ) -> None:
     watches: dict[str, Callable[[], object]] = {}
 
@@ -205,7 +192,7 @@ async def test_a_text_whose_failure_is_not_read_yet_does_not_leave_its_replica(
             return lambda: watches.pop(replica_id, None)
 
     departures = cast("Departures", Departing())
-    model = Failover(backend, FailoverLimits(timeout_s=30), departures=departures)
+    model = Failover(replica.backend, FailoverLimits(timeout_s=30), departures=departures)
     stream = await model.send(REQUEST)
     leave = watches["replica"]
     replica.gain(TextDelta((5,), "c", FinishReason.ERROR, "out of memory"))
@@ -219,10 +206,8 @@ async def test_a_text_whose_failure_is_not_read_yet_does_not_leave_its_replica(
 
 
 @in_time
-async def test_a_failed_call_ends_its_stream_as_aborted(
-    backend: HandleBackend, replica: Replica
-) -> None:
-    stream = await backend.send(REQUEST)
+async def test_a_failed_call_ends_its_stream_as_aborted(replica: Replica) -> None:
+    stream = await replica.backend.send(REQUEST)
     replica.error = KeyError("a bug")
     replica.failing.set()
     with pytest.raises(GenerationAbortedError):
@@ -231,10 +216,10 @@ async def test_a_failed_call_ends_its_stream_as_aborted(
 
 @in_time
 async def test_a_call_that_ends_without_a_last_delta_does_not_hang(
-    backend: HandleBackend, replica: Replica, monkeypatch: pytest.MonkeyPatch
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica_stream, "LAST_DELTA_TIMEOUT_S", 0.0)
-    stream = await backend.send(REQUEST)
+    stream = await replica.backend.send(REQUEST)
     (outbox,) = replica.channels._outboxes.values()
     outbox.is_paused = True  # whatever the replica has to say is not sent
     replica.error = ActorDiedError()
@@ -245,19 +230,19 @@ async def test_a_call_that_ends_without_a_last_delta_does_not_hang(
 
 @in_time
 async def test_a_replica_whose_channel_cannot_be_reached_is_unavailable_and_its_call_cancelled(
-    backend: HandleBackend, replica: Replica
+    replica: Replica,
 ) -> None:
     await replica.channels.address()
     replica.channels.close()
     with pytest.raises(LostAfterStartError):
-        await backend.send(REQUEST)
+        await replica.backend.send(REQUEST)
     await replica.idle.wait()
 
 
 @in_time
-async def test_a_suspect_begins_with_its_go_ahead(backend: HandleBackend, replica: Replica) -> None:
+async def test_a_suspect_begins_with_its_go_ahead(replica: Replica) -> None:
     replica.is_suspicious = True
-    stream = await backend.send(REQUEST)
+    stream = await replica.backend.send(REQUEST)
     assert replica.num_begun == 1
     async with aclosing(stream):
         replica.gain(LAST)
@@ -265,14 +250,12 @@ async def test_a_suspect_begins_with_its_go_ahead(backend: HandleBackend, replic
 
 
 @in_time
-async def test_a_suspect_whose_replica_cannot_be_reached_has_not_begun(
-    backend: HandleBackend, replica: Replica
-) -> None:
+async def test_a_suspect_whose_replica_cannot_be_reached_has_not_begun(replica: Replica) -> None:
     replica.is_suspicious = True
     await replica.channels.address()
     replica.channels.close()
     with pytest.raises(ReplicaUnavailableError) as caught:
-        await backend.send(REQUEST)
+        await replica.backend.send(REQUEST)
     assert not isinstance(caught.value, LostAfterStartError)
     await replica.idle.wait()
     assert replica.num_begun == 0
@@ -280,12 +263,12 @@ async def test_a_suspect_whose_replica_cannot_be_reached_has_not_begun(
 
 @in_time
 async def test_a_suspect_whose_replica_did_not_hear_its_go_ahead_in_time_has_not_begun(
-    backend: HandleBackend, replica: Replica, monkeypatch: pytest.MonkeyPatch
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(go_ahead, "TIMEOUT_S", 0.0)
     replica.is_suspicious = True
     with pytest.raises(ReplicaUnavailableError) as caught:
-        await backend.send(REQUEST)
+        await replica.backend.send(REQUEST)
     assert not isinstance(caught.value, LostAfterStartError)
     assert replica.num_begun == 0
 
@@ -293,10 +276,7 @@ async def test_a_suspect_whose_replica_did_not_hear_its_go_ahead_in_time_has_not
 @pytest.mark.parametrize("call_ends", [True, False], ids=["dies", "falls silent"])
 @in_time
 async def test_a_suspect_whose_replica_is_lost_after_the_go_ahead_has_begun(
-    backend: HandleBackend,
-    replica: Replica,
-    monkeypatch: pytest.MonkeyPatch,
-    call_ends: bool,
+    replica: Replica, monkeypatch: pytest.MonkeyPatch, call_ends: bool
 ) -> None:
     async def die() -> None:
         if call_ends:
@@ -308,32 +288,30 @@ async def test_a_suspect_whose_replica_is_lost_after_the_go_ahead_has_begun(
     monkeypatch.setattr(replica, "begin", die)
     replica.is_suspicious = True
     with pytest.raises(LostAfterStartError):
-        await backend.send(REQUEST)
+        await replica.backend.send(REQUEST)
     await replica.idle.wait()  # its call was cancelled
     assert replica.num_begun == 1
 
 
 @in_time
 async def test_a_suspect_s_call_may_say_after_the_channel_how_its_replica_has_ended(
-    backend: HandleBackend, replica: Replica, monkeypatch: pytest.MonkeyPatch
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def stop() -> None:
         replica.channels.close()
-        (opening,) = backend._channels._channels.values()
+        (opening,) = replica.backend._channels._channels.values()
         await opening.result().closed
         raise asyncio.CancelledError  # as Serve ends the calls of a replica that it stops
 
     monkeypatch.setattr(replica, "begin", stop)
     replica.is_suspicious = True
     with pytest.raises(ReplicaStoppedError):
-        await backend.send(REQUEST)
+        await replica.backend.send(REQUEST)
 
 
 @in_time
-async def test_an_engine_that_fails_is_no_graceful_end(
-    backend: HandleBackend, replica: Replica
-) -> None:
-    stream = await backend.send(REQUEST)
+async def test_an_engine_that_fails_is_no_graceful_end(replica: Replica) -> None:
+    stream = await replica.backend.send(REQUEST)
     replica.gain(TextDelta((), "", FinishReason.ABORT, "the engine has failed"))
     with pytest.raises(ReplicaUnavailableError):
         await rest_of(stream)

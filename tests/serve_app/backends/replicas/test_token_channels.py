@@ -42,6 +42,19 @@ async def opened(channels: TokenChannels, replica: ChannelServer) -> StreamBox:
     return box
 
 
+async def check_passes(replica: ChannelServer, box: StreamBox, delta: TextDelta) -> None:
+    """Check that what the replica sends arrives."""
+    with replica.stream(box.key) as stream:
+        stream.put(delta)
+        replica.flush()
+        assert await box.take() == [delta]
+
+
+def drop_connections(replica: ChannelServer) -> None:
+    for connection in list(replica._connections.values()):
+        connection.close()
+
+
 @in_time
 async def test_all_streams_share_one_connection(
     channels: TokenChannels, replica: ChannelServer
@@ -49,10 +62,7 @@ async def test_all_streams_share_one_connection(
     boxes = await asyncio.gather(*(opened(channels, replica) for _ in range(5)))
     assert len(replica._connections) == 1
     for box in boxes:
-        with replica.stream(box.key) as stream:
-            stream.put(FIRST)
-            replica.flush()
-            assert await box.take() == [FIRST]
+        await check_passes(replica, box, FIRST)
 
 
 @in_time
@@ -61,10 +71,7 @@ async def test_deltas_that_arrive_before_the_call_is_accepted_are_kept(
 ) -> None:
     await opened(channels, replica)
     box = channels.open()
-    with replica.stream(box.key) as stream:
-        stream.put(LAST)
-        replica.flush()
-        assert await box.take() == [LAST]
+    await check_passes(replica, box, LAST)
     await channels.connect(box, await replica.address())
 
 
@@ -125,8 +132,7 @@ async def test_a_stream_whose_deltas_came_through_a_lost_channel_fails(
         stream.put(FIRST)
         replica.flush()
         assert await early.take() == [FIRST]
-        for connection in list(replica._connections.values()):
-            connection.close()
+        drop_connections(replica)
         with pytest.raises(ReplicaUnavailableError):
             await first.take()
         await channels.connect(early, await replica.address())  # accepted only now
@@ -143,10 +149,7 @@ async def test_a_replica_that_is_silent_for_too_long_is_lost(
     channel = opening.result()
     for _ in range(MAX_NUM_SILENT_TICKS):
         channel.tick()
-    with replica.stream(box.key) as stream:
-        stream.put(FIRST)
-        replica.flush()
-        assert await box.take() == [FIRST], "any message proves life"
+    await check_passes(replica, box, FIRST)  # any message proves life
     for _ in range(MAX_NUM_SILENT_TICKS + 1):
         channel.tick()
     with pytest.raises(ReplicaUnavailableError):
@@ -158,15 +161,11 @@ async def test_after_a_loss_the_next_stream_connects_anew(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
     lost = await opened(channels, replica)
-    for connection in list(replica._connections.values()):
-        connection.close()
+    drop_connections(replica)
     with pytest.raises(ReplicaUnavailableError):
         await lost.take()
     box = await opened(channels, replica)
-    with replica.stream(box.key) as stream:
-        stream.put(LAST)
-        replica.flush()
-        assert await box.take() == [LAST]
+    await check_passes(replica, box, LAST)
 
 
 @in_time
@@ -322,10 +321,7 @@ async def test_with_ray_s_tls_both_sides_verify_each_other(tmp_path: Path) -> No
     channels = TokenChannels(environment)
     box = channels.open()
     await channels.connect(box, address)
-    with replica.stream(box.key) as stream:
-        stream.put(LAST)
-        replica.flush()
-        assert await box.take() == [LAST]
+    await check_passes(replica, box, LAST)
     await channels.aclose()
     strange = tls_environment(tmp_path / "strange")
     trusting = strange | {"RAY_TLS_CA_CERT": environment["RAY_TLS_CA_CERT"]}

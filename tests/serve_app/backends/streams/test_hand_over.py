@@ -43,6 +43,17 @@ async def opened(
     assert (replicas.num_open, replicas.num_opening) == (0, 0)
 
 
+@asynccontextmanager
+async def leaving(
+    replicas: Replicas, limits: FailoverLimits = LIMITS
+) -> AsyncIterator[FailoverStream]:
+    """Open a stream whose replica is about to end behind its first token."""
+    async with opened(replicas, limits) as stream:
+        await anext(stream)
+        replicas.leave(0)
+        yield stream
+
+
 async def test_a_reader_that_waits_goes_on_at_the_next_replica() -> None:
     replicas = Replicas(fates=[STANDS])
     async with opened(replicas) as stream:
@@ -62,9 +73,7 @@ async def test_a_reader_that_waits_goes_on_at_the_next_replica() -> None:
 
 async def test_a_stream_moves_while_nobody_reads_it() -> None:
     replicas = Replicas()
-    async with opened(replicas) as stream:
-        await anext(stream)
-        replicas.leave(0)
+    async with leaving(replicas) as stream:
         await settle()
         assert replicas.num_open == 1
         assert len(replicas.streams) == 2
@@ -74,9 +83,7 @@ async def test_a_stream_moves_while_nobody_reads_it() -> None:
 async def test_nothing_is_passed_on_until_the_next_replica_has_answered() -> None:
     opens = asyncio.Event()
     replicas = Replicas(fates=[Fate(), Fate(waits_for=opens)])
-    async with opened(replicas) as stream:
-        await anext(stream)
-        replicas.leave(0)
+    async with leaving(replicas) as stream:
         await settle()
         reading = asyncio.ensure_future(anext(stream))
         await settle()
@@ -94,9 +101,7 @@ async def test_a_stream_that_no_replica_takes_stays_and_tries_again(
     refusal: RaystreamError,
 ) -> None:
     replicas = Replicas(fates=[Fate(), Fate(opening_error=refusal)])
-    async with opened(replicas) as stream:
-        await anext(stream)
-        replicas.leave(0)
+    async with leaving(replicas) as stream:
         await settle()
         assert (await anext(stream))[0].token_ids == (101,)
         replicas.leave(0)
@@ -107,9 +112,7 @@ async def test_a_stream_that_no_replica_takes_stays_and_tries_again(
 
 async def test_a_replica_that_hangs_gets_no_stream() -> None:
     replicas = Replicas(fates=[Fate(), Fate(waits_for=asyncio.Event())])
-    async with opened(replicas, replace(LIMITS, first_patience_s=0.01)) as stream:
-        await anext(stream)
-        replicas.leave(0)
+    async with leaving(replicas, replace(LIMITS, first_patience_s=0.01)) as stream:
         assert (await read_to_end(stream)).token_ids == TOKEN_IDS[1:]
     assert len(replicas.streams) == 1
 
@@ -137,9 +140,7 @@ async def test_a_suspect_stays() -> None:
 
 async def test_a_text_that_ends_meanwhile_does_not_move() -> None:
     replicas = Replicas(num_tokens=2, fates=[Fate(), Fate(waits_for=asyncio.Event())])
-    async with opened(replicas) as stream:
-        await anext(stream)
-        replicas.leave(0)
+    async with leaving(replicas) as stream:
         await replicas.opens.wait()
         assert (await read_to_end(stream)).token_ids == (101,)
     assert len(replicas.streams) == 1
@@ -199,9 +200,7 @@ async def test_a_replica_that_dies_while_none_takes_the_stream_is_a_death() -> N
 
 async def test_closing_a_stream_that_moves_leaves_nothing_open() -> None:
     replicas = Replicas(fates=[Fate(), Fate(waits_for=asyncio.Event())])
-    async with opened(replicas) as stream:
-        await anext(stream)
-        replicas.leave(0)
+    async with leaving(replicas):
         await replicas.opens.wait()
 
 
@@ -273,9 +272,7 @@ async def test_a_version_that_comes_back_takes_the_stream() -> None:
 
 async def test_a_lost_replica_is_left_even_if_it_was_about_to_end() -> None:
     replicas = Replicas(fates=[Fate(2), Fate(opening_error=ReplicaUnavailableError("gone"))])
-    async with opened(replicas) as stream:
-        await anext(stream)
-        replicas.leave(0)
+    async with leaving(replicas) as stream:
         await settle()
         assert (await read_to_end(stream)).token_ids == TOKEN_IDS[1:]
     assert [each.num_deaths for each in replicas.requests] == [0, 0, 0]

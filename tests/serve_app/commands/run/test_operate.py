@@ -82,10 +82,12 @@ def details(status: str, deployed_s: float, /, **chat: Any) -> dict[str, Any]:
 
 
 class Machine:
-    """Servers of this user in a folder of the test's."""
+    """Servers of this user in a folder of the test's; `told` is what a command writes."""
 
-    def __init__(self, parent: Path, stack: ExitStack) -> None:
+    def __init__(self, parent: Path, api: FakeApi, stack: ExitStack) -> None:
         self.parent = parent
+        self.api = api
+        self.told: list[str] = []
         self._stack = stack
 
     def hold(self, folder: Path, command: Sequence[str]) -> None:
@@ -93,6 +95,13 @@ class Machine:
 
     def end(self) -> None:
         self._stack.close()
+
+    def run(self, file: Path = Path("/a.yaml")) -> None:
+        """Add a server at the shipped port, of which the API tells."""
+        self.add("aaaaaaaa", "http://127.0.0.1:8000", file, self.api)
+
+    def deploy(self, folder: str = "a", **changes: Any) -> None:
+        operate.deploy(shipped(self.parent / folder, **changes), self.told.append, {})
 
     def add(
         self,
@@ -118,15 +127,6 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    monkeypatch.setattr(server_record, "folder_parents", lambda environment: [str(tmp_path)])
-    monkeypatch.setattr(os, "getppid", os.getpid)
-    monkeypatch.setattr(operate, "POLL_S", 0.001)
-    with ExitStack() as stack:
-        yield Machine(tmp_path, stack)
-
-
-@pytest.fixture
 def api() -> Iterator[FakeApi]:
     server = FakeApi()
     with answering(server):
@@ -134,8 +134,12 @@ def api() -> Iterator[FakeApi]:
 
 
 @pytest.fixture
-def told() -> list[str]:
-    return []
+def machine(tmp_path: Path, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    monkeypatch.setattr(server_record, "folder_parents", lambda environment: [str(tmp_path)])
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    monkeypatch.setattr(operate, "POLL_S", 0.001)
+    with ExitStack() as stack:
+        yield Machine(tmp_path, api, stack)
 
 
 def shipped(folder: Path, *, source: str = "", auth: object = None, **http: object) -> Path:
@@ -152,33 +156,31 @@ def shipped(folder: Path, *, source: str = "", auth: object = None, **http: obje
     return file
 
 
-def test_without_a_server_each_command_says_so(
-    machine: Machine, told: list[str], tmp_path: Path
-) -> None:
-    assert not operate.status(told.append, {})
-    assert told == ["No server of yours runs on this machine; start one by: raystream serve"]
+def test_without_a_server_each_command_says_so(machine: Machine) -> None:
+    assert not operate.status(machine.told.append, {})
+    assert machine.told == [
+        "No server of yours runs on this machine; start one by: raystream serve"
+    ]
     with pytest.raises(OperateError, match=r"^no server of yours runs on this machine$"):
-        operate.stop(None, told.append, {})
+        operate.stop(None, machine.told.append, {})
     with pytest.raises(
         OperateError, match=r"no server of yours runs .*`raystream serve .*` starts"
     ):
-        operate.deploy(shipped(tmp_path / "a"), told.append, {})
+        machine.deploy()
 
 
-def test_the_status_shows_each_server_and_what_serve_tells_of_it(
-    machine: Machine, api: FakeApi, told: list[str]
-) -> None:
-    machine.add("aaaaaaaa", "http://127.0.0.1:8000", Path("/a.yaml"), api)
+def test_the_status_shows_each_server_and_what_serve_tells_of_it(machine: Machine) -> None:
+    machine.run()
     machine.add("bbbbbbbb", "http://127.0.0.1:8001", Path("/b.yaml"), None)
-    api.details = details(
+    machine.api.details = details(
         "DEPLOYING",
         1.0,
         status="UPDATING",
         message="Traceback\n  File x\nOSError: the disk is full\n",
         replicas=[{"state": "STARTING"}, {"state": "RUNNING"}, {"state": "RUNNING"}],
     )
-    assert operate.status(told.append, {})
-    assert told == [
+    assert operate.status(machine.told.append, {})
+    assert machine.told == [
         f"http://127.0.0.1:8000 (/a.yaml), process {os.getpid()}",
         "  raystream: DEPLOYING",
         "    pydoc-chat: UPDATING (1 starting, 2 running) OSError: the disk is full",
@@ -187,102 +189,93 @@ def test_the_status_shows_each_server_and_what_serve_tells_of_it(
     ]
 
 
-def test_a_server_that_was_killed_is_named_once_and_its_folder_removed(
-    machine: Machine, told: list[str], tmp_path: Path
-) -> None:
-    folder = tmp_path / "raystream-cccccccc"
+def test_a_server_that_was_killed_is_named_once_and_its_folder_removed(machine: Machine) -> None:
+    folder = machine.parent / "raystream-cccccccc"
     folder.mkdir()
     hold_record(folder, ["driver", "f.yaml"]).close()
-    assert not operate.status(told.append, {})
-    assert told[0] == f"a server (driver f.yaml) was killed; its folder {folder} is removed"
+    assert not operate.status(machine.told.append, {})
+    assert machine.told[0] == f"a server (driver f.yaml) was killed; its folder {folder} is removed"
     assert not folder.exists()
 
 
 def test_a_server_whose_driver_has_not_told_where_it_answers_is_starting_or_supervised(
-    machine: Machine, told: list[str], tmp_path: Path
+    machine: Machine,
 ) -> None:
     for name, command in (("a", [server_record.DRIVER, "--", "f"]), ("b", ["serve", "run", "g"])):
-        folder = tmp_path / f"raystream-{name * 8}"
+        folder = machine.parent / f"raystream-{name * 8}"
         folder.mkdir()
         machine.hold(folder, command)
-    assert operate.status(told.append, {})
-    assert told[1::2] == [
+    assert operate.status(machine.told.append, {})
+    assert machine.told[1::2] == [
         "  it is still starting Ray",
         "  `raystream supervise` runs it: Ray's own commands reach it",
     ]
 
 
 def test_another_user_s_server_is_named_as_theirs(
-    machine: Machine, told: list[str], monkeypatch: pytest.MonkeyPatch
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.add("aaaaaaaa", "http://127.0.0.1:8000", Path("/a.yaml"), None)
     monkeypatch.setattr(os, "getuid", lambda: 1)
-    assert not operate.status(told.append, {})
-    assert told[-1].startswith("Servers of others (")
+    assert not operate.status(machine.told.append, {})
+    assert machine.told[-1].startswith("Servers of others (")
 
 
-def test_a_file_goes_to_the_server_that_has_its_port_and_is_waited_for(
-    machine: Machine, api: FakeApi, told: list[str], tmp_path: Path
-) -> None:
-    file = shipped(tmp_path / "a")
+def test_a_file_goes_to_the_server_that_has_its_port_and_is_waited_for(machine: Machine) -> None:
+    file = shipped(machine.parent / "a")
     machine.add("bbbbbbbb", "http://127.0.0.1:8001", Path("/b.yaml"), None)
-    machine.add("aaaaaaaa", "http://127.0.0.1:8000", file.with_name("old.yaml"), api)
-    api.after_put = [
+    machine.run(file.with_name("old.yaml"))
+    machine.api.after_put = [
         details("RUNNING", 1.0),  # Serve has not begun
         details("DEPLOYING", 2.0, status="UPDATING"),
         details("RUNNING", 2.0),
     ]
-    operate.deploy(file, told.append, {})
-    assert api.put == [yaml.safe_load(file.read_text())]
-    assert api.after_put == []
-    assert told[-1].endswith(" s: http://127.0.0.1:8000")
+    operate.deploy(file, machine.told.append, {})
+    assert machine.api.put == [yaml.safe_load(file.read_text())]
+    assert machine.api.after_put == []
+    assert machine.told[-1].endswith(" s: http://127.0.0.1:8000")
     assert {each.record.file for each in own_servers({})} == {"/b.yaml", str(file)}
 
 
-def test_a_failed_deploy_ends_with_serve_s_reason(
-    machine: Machine, api: FakeApi, told: list[str], tmp_path: Path
-) -> None:
-    file = shipped(tmp_path / "a")
-    machine.add("aaaaaaaa", "http://127.0.0.1:8000", file, api)
+def test_a_failed_deploy_ends_with_serve_s_reason(machine: Machine) -> None:
+    file = shipped(machine.parent / "a")
+    machine.run(file)
     failed = {"status": "DEPLOY_FAILED", "message": "Traceback\nValueError: no such model"}
-    api.after_put = [details("DEPLOY_FAILED", 2.0, **failed)]
+    machine.api.after_put = [details("DEPLOY_FAILED", 2.0, **failed)]
     with pytest.raises(
         OperateError, match=r"^raystream: DEPLOY_FAILED: ValueError: no such model$"
     ):
-        operate.deploy(file, told.append, {})
+        operate.deploy(file, machine.told.append, {})
 
 
-def test_a_file_for_no_server_s_port_or_with_another_host_is_sent_nowhere(
-    machine: Machine, api: FakeApi, told: list[str], tmp_path: Path
-) -> None:
-    machine.add("aaaaaaaa", "http://127.0.0.1:8000", Path("/a.yaml"), api)
+def test_a_file_for_no_server_s_port_or_with_another_host_is_sent_nowhere(machine: Machine) -> None:
+    machine.run()
     with pytest.raises(OperateError, match=r"no server of yours has the port 8001 of .*; there is"):
-        operate.deploy(shipped(tmp_path / "b", port=8001), told.append, {})
+        machine.deploy("b", port=8001)
     with pytest.raises(OperateError, match=r"can't change: host \('127\.0\.0\.1' now\)"):
-        operate.deploy(shipped(tmp_path / "b", host="0.0.0.0"), told.append, {})
-    api.details["http_options"] |= {"request_timeout_s": 9.0, "ssl_keyfile_password": "secret"}
+        machine.deploy("b", host="0.0.0.0")
+    machine.api.details["http_options"] |= {
+        "request_timeout_s": 9.0,
+        "ssl_keyfile_password": "secret",
+    }
     with pytest.raises(OperateError, match=r"request_timeout_s \(9\.0 now\)") as missing:
-        operate.deploy(shipped(tmp_path / "b"), told.append, {})
+        machine.deploy("b")
     assert "secret" not in str(missing.value)
-    assert api.put == []
+    assert machine.api.put == []
 
 
-def test_a_port_in_quotes_is_a_port(
-    machine: Machine, api: FakeApi, told: list[str], tmp_path: Path
-) -> None:
-    machine.add("aaaaaaaa", "http://127.0.0.1:8000", Path("/a.yaml"), api)
-    api.after_put = [details("RUNNING", 2.0)]
-    operate.deploy(shipped(tmp_path / "a", port="8000"), told.append, {})
-    assert len(api.put) == 1
+def test_a_port_in_quotes_is_a_port(machine: Machine) -> None:
+    machine.run()
+    machine.api.after_put = [details("RUNNING", 2.0)]
+    machine.deploy(port="8000")
+    assert len(machine.api.put) == 1
 
 
-def test_a_wrong_token_is_told_in_ray_s_words(
-    machine: Machine, api: FakeApi, told: list[str], tmp_path: Path
-) -> None:
-    machine.add("aaaaaaaa", "http://127.0.0.1:8000", Path("/a.yaml"), api)
-    (tmp_path / "token").write_text("another")
-    operate.status(told.append, {})
-    assert told[1] == f"  Ray's API at {api.url} refuses: Unauthorized: wrong token"
+def test_a_wrong_token_is_told_in_ray_s_words(machine: Machine) -> None:
+    machine.run()
+    (machine.parent / "token").write_text("another")
+    operate.status(machine.told.append, {})
+    assert machine.told[1] == f"  Ray's API at {machine.api.url} refuses: Unauthorized: wrong token"
 
 
 def test_relative_paths_of_a_file_elsewhere_become_absolute(tmp_path: Path) -> None:
@@ -308,46 +301,40 @@ def test_relative_paths_of_a_file_elsewhere_become_absolute(tmp_path: Path) -> N
     assert args["models"][0]["source"] == "mine"
 
 
-def test_a_file_of_another_folder_is_sent_with_absolute_paths_each_time(
-    machine: Machine, api: FakeApi, told: list[str], tmp_path: Path
-) -> None:
+def test_a_file_of_another_folder_is_sent_with_absolute_paths_each_time(machine: Machine) -> None:
     for name in ("a", "b"):
-        (tmp_path / name / "mine").mkdir(parents=True)
-    machine.add("aaaaaaaa", "http://127.0.0.1:8000", tmp_path / "a/serve_config.yaml", api)
+        (machine.parent / name / "mine").mkdir(parents=True)
+    machine.run(machine.parent / "a/serve_config.yaml")
     for num, name in enumerate(("b", "b", "a"), 2):
-        api.after_put = [details("RUNNING", num)]
-        operate.deploy(shipped(tmp_path / name, source="mine"), told.append, {})
-    sent = [each["applications"][0]["args"]["models"][0]["source"] for each in api.put]
-    assert sent == [str(tmp_path / "b/mine"), str(tmp_path / "b/mine"), "mine"]
+        machine.api.after_put = [details("RUNNING", num)]
+        machine.deploy(name, source="mine")
+    sent = [each["applications"][0]["args"]["models"][0]["source"] for each in machine.api.put]
+    assert sent == [str(machine.parent / "b/mine"), str(machine.parent / "b/mine"), "mine"]
 
 
 KEY = {"name": "default", "sha256": "0" * 64, "scopes": ["operate"]}
 
 
-def test_a_file_without_keys_does_not_open_a_server_that_asks_for_one(
-    machine: Machine, api: FakeApi, told: list[str], tmp_path: Path
-) -> None:
-    machine.add("aaaaaaaa", "http://127.0.0.1:8000", Path("/a.yaml"), api)
+def test_a_file_without_keys_does_not_open_a_server_that_asks_for_one(machine: Machine) -> None:
+    machine.run()
     started_with = {"import_path": BUILDER, "args": {"auth": {"api_keys": [KEY]}}}
     running = details("RUNNING", 1.0)
     running["applications"]["raystream"]["deployed_app_config"] = started_with
-    api.details = running
-    api.after_put = [details("RUNNING", 2.0)]
+    machine.api.details = running
+    machine.api.after_put = [details("RUNNING", 2.0)]
     with pytest.raises(OperateError, match=r"asks for keys, and .* has none: write `auth: (.*)` u"):
-        operate.deploy(shipped(tmp_path / "a"), told.append, {})
-    assert api.put == []
-    operate.deploy(shipped(tmp_path / "a", auth={"api_keys": [KEY]}), told.append, {})
-    api.details = running
-    api.after_put = [details("RUNNING", 3.0)]
-    operate.deploy(shipped(tmp_path / "a", auth={"allow_anonymous": True}), told.append, {})
-    assert len(api.put) == 2
+        machine.deploy()
+    assert machine.api.put == []
+    machine.deploy(auth={"api_keys": [KEY]})
+    machine.api.details = running
+    machine.api.after_put = [details("RUNNING", 3.0)]
+    machine.deploy(auth={"allow_anonymous": True})
+    assert len(machine.api.put) == 2
 
 
-def test_what_no_json_holds_is_named_before_anything_is_sent(
-    machine: Machine, api: FakeApi, told: list[str], tmp_path: Path
-) -> None:
-    machine.add("aaaaaaaa", "http://127.0.0.1:8000", Path("/a.yaml"), api)
-    file = shipped(tmp_path / "a")
+def test_what_no_json_holds_is_named_before_anything_is_sent(machine: Machine) -> None:
+    machine.run()
+    file = shipped(machine.parent / "a")
     document = yaml.safe_load(file.read_text())
     for env_vars, message in (
         ({"SINCE": date(2026, 1, 2)}, r"2026-01-02 is a date, not text; write it in quotes"),
@@ -356,32 +343,30 @@ def test_what_no_json_holds_is_named_before_anything_is_sent(
         document["applications"][0]["runtime_env"] = {"env_vars": env_vars}
         file.write_text(yaml.safe_dump(document))
         with pytest.raises(OperateError, match=message):
-            operate.deploy(file, told.append, {})
-    assert api.put == []
+            operate.deploy(file, machine.told.append, {})
+    assert machine.api.put == []
 
 
-def test_what_answers_without_json_is_not_taken_for_ray_s_api(
-    machine: Machine, api: FakeApi, told: list[str]
-) -> None:
-    machine.add("aaaaaaaa", "http://127.0.0.1:8000", Path("/a.yaml"), api)
+def test_what_answers_without_json_is_not_taken_for_ray_s_api(machine: Machine) -> None:
+    machine.run()
     for body in (b"<html>", b"[]", b"\xff"):
-        api.body = body
-        operate.status(told.append, {})
-        assert told[-1] == f"  what answers at {api.url} is not Ray's API"
+        machine.api.body = body
+        operate.status(machine.told.append, {})
+        assert machine.told[-1] == f"  what answers at {machine.api.url} is not Ray's API"
 
 
 @pytest.mark.parametrize("driver", [server_record.DRIVER, "serve_app.commands.driver"])
 def test_a_server_is_named_by_the_models_that_it_was_started_with(
-    machine: Machine, api: FakeApi, told: list[str], driver: str
+    machine: Machine, driver: str
 ) -> None:
     command = [sys.executable, "-m", driver, "--port=8001", "--", "org/a", "/m/b"]
-    machine.add("aaaaaaaa", "http://127.0.0.1:8001", None, api, command)
-    assert operate.status(told.append, {})
-    assert told[0].startswith("http://127.0.0.1:8001 (org/a /m/b), process ")
+    machine.add("aaaaaaaa", "http://127.0.0.1:8001", None, machine.api, command)
+    assert operate.status(machine.told.append, {})
+    assert machine.told[0].startswith("http://127.0.0.1:8001 (org/a /m/b), process ")
 
 
 def test_a_server_that_ends_just_before_it_is_stopped_is_stopped(
-    machine: Machine, told: list[str], monkeypatch: pytest.MonkeyPatch
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.add("aaaaaaaa", "http://127.0.0.1:8000", Path("/a.yaml"), None)
 
@@ -390,8 +375,8 @@ def test_a_server_that_ends_just_before_it_is_stopped_is_stopped(
         raise ProcessLookupError
 
     monkeypatch.setattr(os, "kill", kill)
-    operate.stop(None, told.append, {})
-    assert told[-1] == "Stopped."
+    operate.stop(None, machine.told.append, {})
+    assert machine.told[-1] == "Stopped."
 
 
 SUPERVISOR = """
@@ -409,11 +394,9 @@ with hold_record(folder, ["driver"]):
 """
 
 
-def test_a_server_is_stopped_by_its_supervisor_and_waited_for(
-    machine: Machine, told: list[str], tmp_path: Path
-) -> None:
+def test_a_server_is_stopped_by_its_supervisor_and_waited_for(machine: Machine) -> None:
     machine.add("aaaaaaaa", "http://127.0.0.1:8000", Path("/a.yaml"), None)
-    folder = tmp_path / "raystream-dddddddd"
+    folder = machine.parent / "raystream-dddddddd"
     folder.mkdir(mode=0o700)
     with subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR, str(folder)], stdout=subprocess.PIPE, cwd=ROOT
@@ -421,18 +404,18 @@ def test_a_server_is_stopped_by_its_supervisor_and_waited_for(
         assert supervisor.stdout is not None
         supervisor.stdout.readline()
         with pytest.raises(OperateError, match="2 servers of yours run; name one by --port: "):
-            operate.stop(None, told.append, {})
+            operate.stop(None, machine.told.append, {})
         with pytest.raises(OperateError, match=r"no server of yours has the port 1; there is "):
-            operate.stop(1, told.append, {})
-        operate.stop(8004, told.append, {})
+            operate.stop(1, machine.told.append, {})
+        operate.stop(8004, machine.told.append, {})
         assert supervisor.wait(10) == 0
-    assert told[-1] == "Stopped."
+    assert machine.told[-1] == "Stopped."
 
 
 def test_a_server_in_another_namespace_is_not_signalled(
-    machine: Machine, told: list[str], monkeypatch: pytest.MonkeyPatch
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.add("aaaaaaaa", "http://127.0.0.1:8000", Path("/a.yaml"), None)
     monkeypatch.setattr("psutil.Process.create_time", lambda self: 0.0)
     with pytest.raises(OperateError, match="another container or namespace: stop it there"):
-        operate.stop(None, told.append, {})
+        operate.stop(None, machine.told.append, {})
