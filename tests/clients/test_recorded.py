@@ -8,7 +8,7 @@ import pytest
 
 from tests.clients.real.record import FOLDER, path_of, read
 from tests.clients.real.recorder import Recorded
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.local_server import LocalServer
 
 CLIENTS = sorted(path.stem for path in FOLDER.glob("*.jsonl"))
@@ -37,41 +37,32 @@ def has_ended(path: str, stream: str) -> bool:
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_what_a_client_sends_is_answered(local: LocalServer, client: str) -> None:
-    with Offenders() as offenders:
-        for number, request in enumerate(read(client)):
-            if request.step == TOO_LONG:
-                continue
-            with offenders.case(number, request.step):
-                answer = send(local, request)
-                assert answer.is_success, answer.text
-                if is_streamed(request):
-                    assert has_ended(request.path, answer.text), answer.text[-500:]
+    for case in every(each for each in read(client) if each.step != TOO_LONG):
+        with case as request:
+            answer = send(local, request)
+            assert answer.is_success, answer.text
+            if is_streamed(request):
+                assert has_ended(request.path, answer.text), answer.text[-500:]
 
 
 def test_a_prompt_that_is_too_long_is_refused_in_openais_words(local: LocalServer) -> None:
     sent = [(client, request) for client in CLIENTS for request in read(client)]
-    with Offenders() as offenders:
-        for client, request in sent:
-            if request.step != TOO_LONG:
-                continue
-            with offenders.case(client, request.path):
-                answer = send(local, request)
-                assert answer.status_code == 400
-                error = answer.json()["error"]
-                assert error["code"] == "context_length_exceeded"
-                said = error["message"].removeprefix(f"{error['param']}: ")
-                assert said.startswith("This model's maximum context length is ")
+    for case in every(each for each in sent if each[1].step == TOO_LONG):
+        with case as (_client, request):
+            answer = send(local, request)
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert error["code"] == "context_length_exceeded"
+            said = error["message"].removeprefix(f"{error['param']}: ")
+            assert said.startswith("This model's maximum context length is ")
 
 
 def test_a_recording_holds_nothing_of_the_machine_that_made_it() -> None:
-    with Offenders() as offenders:
-        for client in CLIENTS:
-            with offenders.case(client):
-                text = path_of(client).read_text()
-                assert "authorization" not in text.lower()
-                assert not any(
-                    folder in text for folder in ("/home/", "/root/", "/tmp/", "/Users/")
-                )
-                for line in text.splitlines():
-                    found: dict[str, Any] = json.loads(line)
-                    assert set(found) == {"step", "method", "path", "body"}
+    for case in every(CLIENTS):
+        with case as client:
+            text = path_of(client).read_text()
+            assert "authorization" not in text.lower()
+            assert not any(folder in text for folder in ("/home/", "/root/", "/tmp/", "/Users/"))
+            for line in text.splitlines():
+                found: dict[str, Any] = json.loads(line)
+                assert set(found) == {"step", "method", "path", "body"}

@@ -46,7 +46,7 @@ from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from tests.deployments.local_handle import local_backend, read
 from tests.deployments.tiny_folder import CHAT_TEMPLATE, save_text_model, spec
 from tests.engine.tiny_models import byte_tokenizer, generate, qwen2
-from tests.offenders import Offenders
+from tests.offenders import every
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
@@ -398,20 +398,19 @@ REFUSED_PROMPTS: list[tuple[GenerationRequest, str]] = [
 async def test_a_client_s_fault_is_answered_and_not_raised(
     generator: TextGenerator, num_deaths: int
 ) -> None:
-    with Offenders() as offenders:
-        for request, param in REFUSED_PROMPTS:
-            with offenders.case(request, param):
-                events = aiter(generator.generate(replace(request, num_deaths=num_deaths)))
-                if num_deaths and not param:
-                    pass  # it is refused before its turn has come
-                elif num_deaths:
-                    let_begin(generator, await anext(events))
-                ((refusal,),) = [told async for told in events]
-                assert isinstance(refusal, Refused)
-                assert isinstance(refusal.error, InvalidRequestError)
-                assert (refusal.error.param or "") == param
-                assert refusal.replica_id == generator._replica_id
-                assert not refusal.is_full
+    for case in every(REFUSED_PROMPTS):
+        with case as (request, param):
+            events = aiter(generator.generate(replace(request, num_deaths=num_deaths)))
+            if num_deaths and not param:
+                pass  # it is refused before its turn has come
+            elif num_deaths:
+                let_begin(generator, await anext(events))
+            ((refusal,),) = [told async for told in events]
+            assert isinstance(refusal, Refused)
+            assert isinstance(refusal.error, InvalidRequestError)
+            assert (refusal.error.param or "") == param
+            assert refusal.replica_id == generator._replica_id
+            assert not refusal.is_full
     assert generator._admission.num_running == generator._admission.num_waiting == 0
 
 

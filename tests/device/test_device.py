@@ -14,7 +14,7 @@ from deployments.device.device import (
     open_device,
 )
 from deployments.plan import cgroup
-from tests.offenders import Offenders
+from tests.offenders import every
 
 
 @pytest.fixture
@@ -96,16 +96,15 @@ CORES: list[tuple[int, float | None, int]] = [
 def test_a_small_model_leaves_one_allowed_core_to_http_and_a_large_one_takes_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with Offenders() as offenders:
-        for num_cores, allowed, num_threads in CORES:
-            with offenders.case(num_cores, allowed, num_threads):
-                monkeypatch.setattr(cgroup, "num_cores", lambda found=allowed: found)
-                cores = set(range(num_cores))
-                monkeypatch.setattr(os, "sched_getaffinity", lambda pid, found=cores: found)
-                assert num_compute_threads(LARGE_MODEL_BYTES - 1) == num_threads
-                assert num_compute_threads(LARGE_MODEL_BYTES) == min(
-                    num_cores, ceil(allowed or num_cores)
-                )
+    for case in every(CORES):
+        with case as (num_cores, allowed, num_threads):
+            monkeypatch.setattr(cgroup, "num_cores", lambda found=allowed: found)
+            cores = set(range(num_cores))
+            monkeypatch.setattr(os, "sched_getaffinity", lambda pid, found=cores: found)
+            assert num_compute_threads(LARGE_MODEL_BYTES - 1) == num_threads
+            assert num_compute_threads(LARGE_MODEL_BYTES) == min(
+                num_cores, ceil(allowed or num_cores)
+            )
 
 
 def test_where_no_process_is_bound_to_cores_all_count(monkeypatch: pytest.MonkeyPatch) -> None:

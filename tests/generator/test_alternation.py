@@ -16,7 +16,7 @@ from deployments.generator.alternation import KINDS, find_refused, put
 from deployments.generator.chat_template import ChatTemplate
 from tests.engine.tiny_models import byte_tokenizer
 from tests.generator import tiny_processor
-from tests.offenders import Offenders
+from tests.offenders import every
 
 ROOT: Final = Path(__file__).parents[2]
 WRITE: Final = (
@@ -224,10 +224,9 @@ def conversation_of(blocks: Sequence[str]) -> list[ChatMessage]:
 def test_every_conversation_has_all_its_contents_in_order(blocks: Sequence[str]) -> None:
     turns = conversation_of(blocks)
     expected = [f"{at}x" for at in range(len(turns))]
-    with Offenders() as offenders:
-        for name, template in MADE.items():
-            with offenders.case(name):
-                assert MARK.findall(template.render(turns)) == expected
+    for case in every(MADE.items()):
+        with case as (_name, template):
+            assert MARK.findall(template.render(turns)) == expected
 
 
 @given(blocks=BLOCKS)

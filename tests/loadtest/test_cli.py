@@ -23,7 +23,7 @@ from loadtest.load import inputs
 from loadtest.mock.script import Behaviour, Fault, Script
 from loadtest.mock.server import MockServer, serving
 from tests.loadtest.mocked import until
-from tests.offenders import Offenders
+from tests.offenders import every
 
 START_DEADLINE_S = 60
 ROOT = Path(__file__).resolve().parents[2]
@@ -240,13 +240,12 @@ WRONG_USAGE: list[tuple[list[str], str]] = [
 
 
 def test_wrong_usage_is_refused_with_the_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Offenders() as offenders:
-        for arguments, said in WRONG_USAGE:
-            with offenders.case(arguments, said):
-                monkeypatch.setattr(inputs, "has_nvidia_smi", lambda: False)
-                run = CliRunner().invoke(app, arguments)
-                assert run.exit_code == 2
-                assert said in " ".join(run.stderr.replace("│", " ").split())
+    for case in every(WRONG_USAGE):
+        with case as (arguments, said):
+            monkeypatch.setattr(inputs, "has_nvidia_smi", lambda: False)
+            run = CliRunner().invoke(app, arguments)
+            assert run.exit_code == 2
+            assert said in " ".join(run.stderr.replace("│", " ").split())
 
 
 def test_every_setting_has_its_flag_and_every_flag_its_setting() -> None:

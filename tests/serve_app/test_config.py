@@ -9,7 +9,7 @@ from deployments.contract.strict_model import unknown_key_message
 from deployments.contract.telemetry.tracing import TracingSettings
 from serve_app.config import INGRESS_NAME, AppConfig, CorsConfig, LimitsConfig, TracingConfig
 from serve_app.shipped_files import CONFIG
-from tests.offenders import Offenders
+from tests.offenders import every
 
 
 def model(**changes: Any) -> ModelConfig:
@@ -76,10 +76,9 @@ OUT_OF_RANGE: list[dict[str, Any]] = [
 
 
 def test_value_out_of_range_is_refused() -> None:
-    with Offenders() as offenders:
-        for changes in OUT_OF_RANGE:
-            with offenders.case(changes), pytest.raises(ValidationError):
-                model(**changes)
+    for case in every(OUT_OF_RANGE):
+        with case as changes, pytest.raises(ValidationError):
+            model(**changes)
 
 
 ALIEN_1: list[dict[str, Any]] = [
@@ -93,17 +92,15 @@ ALIEN_1: list[dict[str, Any]] = [
 
 
 def test_a_key_that_only_a_generator_has_a_use_for_is_refused_by_name() -> None:
-    with Offenders() as offenders:
-        for task in ("classify", "embed"):
-            for alien in ALIEN_1:
-                with offenders.case(task, alien):
-                    (key,) = alien
-                    with pytest.raises(
-                        ValidationError, match=f"task '{task}' has no {key}; leave that out"
-                    ):
-                        model(task=task, **alien)
-                    assert model(task=task).task == task
-                    assert set(alien) <= set(GENERATION_KEYS)
+    for case in every((task, alien) for task in ("classify", "embed") for alien in ALIEN_1):
+        with case as (task, alien):
+            (key,) = alien
+            with pytest.raises(
+                ValidationError, match=f"task '{task}' has no {key}; leave that out"
+            ):
+                model(task=task, **alien)
+            assert model(task=task).task == task
+            assert set(alien) <= set(GENERATION_KEYS)
 
 
 def test_a_classifier_s_micro_batches_need_not_hold_many_texts() -> None:
@@ -132,10 +129,9 @@ def test_int8_weights_on_a_gpu_are_refused_when_the_file_is_checked(where: dict[
 
 
 def test_id_that_is_not_a_valid_deployment_name_is_refused() -> None:
-    with Offenders() as offenders:
-        for name in ("", "-x", "a b", "ü", "a?b", "x" * 97):
-            with offenders.case(name), pytest.raises(ValidationError):
-                model(id=name)
+    for case in every(("", "-x", "a b", "ü", "a?b", "x" * 97)):
+        with case as name, pytest.raises(ValidationError):
+            model(id=name)
 
 
 def test_a_step_must_hold_a_token_of_every_sequence() -> None:
@@ -179,10 +175,9 @@ LIMITS_OUT_OF_RANGE: list[dict[str, Any]] = [
 
 
 def test_limit_out_of_range_is_refused() -> None:
-    with Offenders() as offenders:
-        for changes in LIMITS_OUT_OF_RANGE:
-            with offenders.case(changes), pytest.raises(ValidationError):
-                LimitsConfig.model_validate(changes)
+    for case in every(LIMITS_OUT_OF_RANGE):
+        with case as changes, pytest.raises(ValidationError):
+            LimitsConfig.model_validate(changes)
 
 
 def test_the_longest_request_must_fit_into_the_queue() -> None:
@@ -209,10 +204,9 @@ TRACING: list[dict[str, object]] = [
 
 
 def test_a_collector_s_url_has_no_credentials_and_a_ratio_is_a_part() -> None:
-    with Offenders() as offenders:
-        for changes in TRACING:
-            with offenders.case(changes), pytest.raises(ValidationError):
-                TracingConfig.model_validate(changes)
+    for case in every(TRACING):
+        with case as changes, pytest.raises(ValidationError):
+            TracingConfig.model_validate(changes)
 
 
 def test_the_shipped_file_has_no_traces() -> None:
@@ -238,14 +232,13 @@ ORIGINS: list[list[str]] = [
 
 
 def test_an_origin_is_a_scheme_and_a_host_or_any_alone() -> None:
-    with Offenders() as offenders:
-        for origins in ORIGINS:
-            with offenders.case(origins):
-                with pytest.raises(ValidationError):
-                    CorsConfig.model_validate({"allowed_origins": origins})
-                CorsConfig.model_validate(
-                    {"allowed_origins": ["https://a.test", "http://localhost:3000"]}
-                )
+    for case in every(ORIGINS):
+        with case as origins:
+            with pytest.raises(ValidationError):
+                CorsConfig.model_validate({"allowed_origins": origins})
+            CorsConfig.model_validate(
+                {"allowed_origins": ["https://a.test", "http://localhost:3000"]}
+            )
 
 
 def test_the_shipped_file_runs_on_two_cores_with_room_for_a_roll_out() -> None:

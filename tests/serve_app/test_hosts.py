@@ -19,7 +19,7 @@ from serve_app.commands.check.ray_check import host_problem
 from serve_app.http.replica_header import HEALTH_PATH, haproxy_name
 from serve_app.middleware.auth import is_loopback
 from serve_app.middleware.server_edge import MISDIRECTED
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.raw_http import DEADLINE_S, exchange, head, parsed
 from tests.serve_app.front_doors import behind_haproxy, on_uvicorn
 
@@ -104,24 +104,23 @@ async def test_each_host_is_reached_where_the_table_says_and_nowhere_else(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ["127.0.0.1", "127.0.0.2", "::1", *filter(None, OWN.values())]
-    with Offenders() as offenders:
-        for host, expected, keys in rows():
-            with offenders.case(host):
-                assert (keys == "needed") == (not is_loopback(host) and bool(expected))
-                assert (host_problem(host) is None) == bool(expected)
-                if not expected:
-                    continue
-                folder = tmp_path_factory.mktemp("haproxy")
-                async with (
-                    on_uvicorn(Replica(), monkeypatch, host=host, actor=OURS) as port,
-                    behind_haproxy(
-                        port, folder, health_path=HEALTH_PATH, host=host, actor=OURS
-                    ) as front,
-                ):
-                    assert await check_status(folder) == "L7OK"
-                    statuses = {address: await status_at(address, front) for address in asked}
-                assert {address for address in asked if statuses[address] == 200} == set(expected)
-                assert {statuses[address] for address in asked} <= {200, None}
+    for case in every(rows()):
+        with case as (host, expected, keys):
+            assert (keys == "needed") == (not is_loopback(host) and bool(expected))
+            assert (host_problem(host) is None) == bool(expected)
+            if not expected:
+                continue
+            folder = tmp_path_factory.mktemp("haproxy")
+            async with (
+                on_uvicorn(Replica(), monkeypatch, host=host, actor=OURS) as port,
+                behind_haproxy(
+                    port, folder, health_path=HEALTH_PATH, host=host, actor=OURS
+                ) as front,
+            ):
+                assert await check_status(folder) == "L7OK"
+                statuses = {address: await status_at(address, front) for address in asked}
+            assert {address for address in asked if statuses[address] == 200} == set(expected)
+            assert {statuses[address] for address in asked} <= {200, None}
 
 
 @pytest.mark.parametrize("actor", [THEIRS, None])

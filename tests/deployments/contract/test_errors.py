@@ -8,7 +8,7 @@ from deployments.engine.engine_thread import EngineDeadError
 from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
 from deployments.engine.scheduling.sequence import IllegalTransitionError
 from deployments.plan.memory_budget import DeviceMemoryError, ModelTooLargeError
-from tests.offenders import Offenders
+from tests.offenders import every
 
 
 def tree(root: type[RaystreamError]) -> Iterator[type[RaystreamError]]:
@@ -24,17 +24,17 @@ ERRORS = [
 
 
 def test_an_error_pickles() -> None:
-    with Offenders() as offenders:
-        for param in (None, "messages"):
-            for error_class in ERRORS:
-                with offenders.case(param, error_class):
-                    error = pickle.loads(pickle.dumps(error_class("what to do", param)))
-                    assert type(error) is error_class
-                    assert (error.message, error.param, str(error)) == (
-                        "what to do",
-                        param,
-                        "what to do",
-                    )
+    for case in every(
+        (param, error_class) for param in (None, "messages") for error_class in ERRORS
+    ):
+        with case as (param, error_class):
+            error = pickle.loads(pickle.dumps(error_class("what to do", param)))
+            assert type(error) is error_class
+            assert (error.message, error.param, str(error)) == (
+                "what to do",
+                param,
+                "what to do",
+            )
 
 
 ENGINE_ERRORS: list[type[Exception]] = [
@@ -50,23 +50,21 @@ ENGINE_ERRORS: list[type[Exception]] = [
 
 
 def test_an_error_of_the_engine_pickles() -> None:
-    with Offenders() as offenders:
-        for error_class in ENGINE_ERRORS:
-            with offenders.case(error_class):
-                error = pickle.loads(pickle.dumps(error_class("what to do")))
-                assert type(error) is error_class
-                assert str(error) == "what to do"
+    for case in every(ENGINE_ERRORS):
+        with case as error_class:
+            error = pickle.loads(pickle.dumps(error_class("what to do")))
+            assert type(error) is error_class
+            assert str(error) == "what to do"
 
 
 def test_each_error_has_a_status_a_type_and_a_code() -> None:
-    with Offenders() as offenders:
-        for error_class in ERRORS:
-            with offenders.case(error_class):
-                assert 400 <= error_class.status < 600
-                # These are client errors too, but OpenAI's API has other types for them.
-                is_clients = error_class.status < 500 and error_class.status not in (403, 429)
-                assert (error_class.type == "invalid_request_error") is is_clients
-                assert error_class.code
+    for case in every(ERRORS):
+        with case as error_class:
+            assert 400 <= error_class.status < 600
+            # These are client errors too, but OpenAI's API has other types for them.
+            is_clients = error_class.status < 500 and error_class.status not in (403, 429)
+            assert (error_class.type == "invalid_request_error") is is_clients
+            assert error_class.code
 
 
 def test_codes_are_unique() -> None:
@@ -75,8 +73,7 @@ def test_codes_are_unique() -> None:
 
 
 def test_an_error_pickles_with_its_retry_time() -> None:
-    with Offenders() as offenders:
-        for error_class in ERRORS:
-            with offenders.case(error_class):
-                error = pickle.loads(pickle.dumps(error_class("later", None, 7)))
-                assert (error.message, error.param, error.retry_after_s) == ("later", None, 7)
+    for case in every(ERRORS):
+        with case as error_class:
+            error = pickle.loads(pickle.dumps(error_class("later", None, 7)))
+            assert (error.message, error.param, error.retry_after_s) == ("later", None, 7)

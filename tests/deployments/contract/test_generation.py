@@ -30,7 +30,7 @@ from deployments.contract.messages import ChatMessage, ImagePart, TextPart, Tool
 from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
 from deployments.contract.pooling import Pooled, PooledText, PoolingRequest
 from deployments.contract.sampling_params import ReasoningTokens, SamplingParams
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.fake_pooler import as_row
 
 SAMPLING = SamplingParams(
@@ -66,10 +66,9 @@ MESSAGES = [
 
 
 def test_a_message_arrives_unchanged() -> None:
-    with Offenders() as offenders:
-        for value in MESSAGES:
-            with offenders.case(value):
-                assert pickle.loads(pickle.dumps(value)) == value
+    for case in every(MESSAGES):
+        with case as value:
+            assert pickle.loads(pickle.dumps(value)) == value
 
 
 REFUSALS = [
@@ -80,20 +79,18 @@ REFUSALS = [
 
 
 def test_a_refusal_arrives_with_the_whole_error() -> None:
-    with Offenders() as offenders:
-        for value in REFUSALS:
-            with offenders.case(value):
-                arrived = pickle.loads(pickle.dumps(value))
-                assert type(arrived.error) is type(value.error)
-                assert vars(arrived.error) == vars(value.error)
-                assert (arrived.replica_id, arrived.is_full) == (value.replica_id, value.is_full)
+    for case in every(REFUSALS):
+        with case as value:
+            arrived = pickle.loads(pickle.dumps(value))
+            assert type(arrived.error) is type(value.error)
+            assert vars(arrived.error) == vars(value.error)
+            assert (arrived.replica_id, arrived.is_full) == (value.replica_id, value.is_full)
 
 
 def test_a_message_is_immutable() -> None:
-    with Offenders() as offenders:
-        for value in (*MESSAGES, *REFUSALS):
-            with offenders.case(value), pytest.raises(FrozenInstanceError):
-                setattr(value, type(value).__slots__[0], None)  # type: ignore[attr-defined] # slotted
+    for case in every((*MESSAGES, *REFUSALS)):
+        with case as value, pytest.raises(FrozenInstanceError):
+            setattr(value, type(value).__slots__[0], None)  # type: ignore[attr-defined] # slotted
 
 
 def test_an_image_is_not_printed_into_logs() -> None:
@@ -118,7 +115,6 @@ WITH_SECRETS: list[object] = [
 
 
 def test_a_client_s_text_is_not_printed_into_logs() -> None:
-    with Offenders() as offenders:
-        for value in WITH_SECRETS:
-            with offenders.case(value):
-                assert "SECRET" not in repr(value)
+    for case in every(WITH_SECRETS):
+        with case as value:
+            assert "SECRET" not in repr(value)

@@ -17,7 +17,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from deployments.plan.model_shape import ModelShape, choose_dtype_name
 from tests.engine.tiny_models import FAMILIES, Family
 from tests.hub_configs import config_file, shape_of
-from tests.offenders import Offenders
+from tests.offenders import every
 
 AUTO: Mapping[str, Any] = {
     "qwen2.5-7b-instruct": AutoModelForCausalLM,
@@ -81,10 +81,9 @@ TYPES: list[tuple[str, str, bool, bool, str]] = [
 
 
 def test_the_type_of_the_weights() -> None:
-    with Offenders() as offenders:
-        for stored, asked, on_cpu, has_bf16, chosen in TYPES:
-            with offenders.case(stored, asked, on_cpu, has_bf16, chosen):
-                assert choose_dtype_name(stored, asked, on_cpu=on_cpu, has_bf16=has_bf16) == chosen
+    for case in every(TYPES):
+        with case as (stored, asked, on_cpu, has_bf16, chosen):
+            assert choose_dtype_name(stored, asked, on_cpu=on_cpu, has_bf16=has_bf16) == chosen
 
 
 def test_the_type_is_also_found_beside_a_composite_models_parts() -> None:

@@ -11,7 +11,7 @@ from loadtest.results.record import ErrorKind
 from loadtest.results.summary import Outcome
 from tests.loadtest.analysis.figures import results_of
 from tests.loadtest.made_runs import made_level
-from tests.offenders import Offenders
+from tests.offenders import every
 
 
 def verdict_on(directory: Path, *texts: str, **level: object) -> Outcome:
@@ -52,17 +52,15 @@ INVALID: list[tuple[str, str]] = [
 
 
 def test_an_invalid_expression_is_refused_with_what_is_allowed() -> None:
-    with Offenders() as offenders:
-        for text, message in INVALID:
-            with offenders.case(text, message), pytest.raises(ThresholdError, match=message):
-                parse_threshold(text)
+    for case in every(INVALID):
+        with case as (text, message), pytest.raises(ThresholdError, match=message):
+            parse_threshold(text)
 
 
 def test_an_invalid_objective_is_refused() -> None:
-    with Offenders() as offenders:
-        for text in ("ttft", "ttft:", "ttft:-5", "ttft:inf", "ttft:nan", "nope:5"):
-            with offenders.case(text), pytest.raises(ObjectiveError):
-                parse_objective(text)
+    for case in every(("ttft", "ttft:", "ttft:-5", "ttft:inf", "ttft:nan", "nope:5")):
+        with case as text, pytest.raises(ObjectiveError):
+            parse_objective(text)
 
 
 def test_an_objective_is_parsed() -> None:

@@ -19,7 +19,7 @@ from loadtest.client.contract import (
     Usage,
 )
 from loadtest.client.sse import ServerSentEvent
-from tests.offenders import Offenders
+from tests.offenders import every
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -59,10 +59,9 @@ WROTE: list[tuple[dict[str, Any], str]] = [
 
 
 def test_text_is_everything_the_model_wrote() -> None:
-    with Offenders() as offenders:
-        for fields, text in WROTE:
-            with offenders.case(fields, text):
-                assert read(delta(**fields)).text == text
+    for case in every(WROTE):
+        with case as (fields, text):
+            assert read(delta(**fields)).text == text
 
 
 def test_an_empty_finish_reason_is_none() -> None:
@@ -99,10 +98,9 @@ MALFORMED: list[str] = ["{", "[]", "1", '"x"', '{"choices": 1}', "ping", "[DONE"
 
 
 def test_an_event_that_is_not_a_chunk_is_malformed() -> None:
-    with Offenders() as offenders:
-        for data in MALFORMED:
-            with offenders.case(data), pytest.raises(MalformedAnswerError):
-                chat().read_event(ServerSentEvent(data))
+    for case in every(MALFORMED):
+        with case as data, pytest.raises(MalformedAnswerError):
+            chat().read_event(ServerSentEvent(data))
 
 
 ODD: list[tuple[str, str, Delta]] = [
@@ -129,10 +127,9 @@ ODD: list[tuple[str, str, Delta]] = [
 
 @pytest.mark.parametrize("api", [chat(), OpenAiCompletions(BodySettings(), {})])
 def test_what_the_sdks_read_past_is_noted_and_no_error(api: Api) -> None:
-    with Offenders() as offenders:
-        for name, data, meaning in ODD:
-            with offenders.case(name, data):
-                assert api.read_event(ServerSentEvent(data, name)) == meaning
+    for case in every(ODD):
+        with case as (name, data, meaning):
+            assert api.read_event(ServerSentEvent(data, name)) == meaning
 
 
 def test_other_apis_read_past_the_same() -> None:

@@ -1,6 +1,6 @@
 from loadtest.client.failures import kind_of_status
 from loadtest.results.record import ErrorKind
-from tests.offenders import Offenders
+from tests.offenders import every
 
 KINDS: list[tuple[int, ErrorKind | None]] = [
     (200, None),
@@ -16,7 +16,6 @@ KINDS: list[tuple[int, ErrorKind | None]] = [
 
 
 def test_each_status_has_one_kind_of_error() -> None:
-    with Offenders() as offenders:
-        for status, kind in KINDS:
-            with offenders.case(status, kind):
-                assert kind_of_status(status) is kind
+    for case in every(KINDS):
+        with case as (status, kind):
+            assert kind_of_status(status) is kind

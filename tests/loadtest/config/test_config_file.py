@@ -4,7 +4,7 @@ import pytest
 
 from loadtest.config.config_file import ConfigFileError, read_config_file
 from loadtest.config.run_config import RunConfig
-from tests.offenders import Offenders
+from tests.offenders import every
 
 OLDER = """
 pressure:
@@ -67,10 +67,9 @@ FAULTS: list[tuple[str, str]] = [
 
 
 def test_an_invalid_file_is_refused_with_its_fault(tmp_path: Path) -> None:
-    with Offenders() as offenders:
-        for text, said in FAULTS:
-            with offenders.case(text, said), pytest.raises(ConfigFileError, match=said):
-                read_config_file(written(tmp_path, text))
+    for case in every(FAULTS):
+        with case as (text, said), pytest.raises(ConfigFileError, match=said):
+            read_config_file(written(tmp_path, text))
 
 
 def test_a_file_with_only_a_duration_needs_no_mode(tmp_path: Path) -> None:

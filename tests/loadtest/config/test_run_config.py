@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from loadtest.config.choices import ApiName
 from loadtest.config.run_config import RunConfig
-from tests.offenders import Offenders
+from tests.offenders import every
 
 URL = "http://127.0.0.1:8000/v1/chat/completions"
 
@@ -34,10 +34,9 @@ APIS: list[tuple[str, ApiName]] = [
 
 
 def test_the_path_determines_the_api() -> None:
-    with Offenders() as offenders:
-        for path, api in APIS:
-            with offenders.case(path, api):
-                assert configured(url=f"http://host{path}").resolved_api() is api
+    for case in every(APIS):
+        with case as (path, api):
+            assert configured(url=f"http://host{path}").resolved_api() is api
 
 
 INVALID: list[tuple[dict[str, Any], str]] = [
@@ -77,10 +76,9 @@ INVALID: list[tuple[dict[str, Any], str]] = [
 
 
 def test_an_invalid_configuration_is_refused() -> None:
-    with Offenders() as offenders:
-        for settings, said in INVALID:
-            with offenders.case(settings, said), pytest.raises(ValidationError, match=said):
-                configured(**settings)
+    for case in every(INVALID):
+        with case as (settings, said), pytest.raises(ValidationError, match=said):
+            configured(**settings)
 
 
 def test_a_body_may_come_from_a_file(tmp_path: Path) -> None:

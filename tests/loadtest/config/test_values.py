@@ -1,7 +1,7 @@
 import pytest
 
 from loadtest.config.values import seconds_of
-from tests.offenders import Offenders
+from tests.offenders import every
 
 DURATIONS: list[tuple[object, float]] = [
     ("60s", 60),
@@ -15,17 +15,12 @@ DURATIONS: list[tuple[object, float]] = [
 
 
 def test_durations_are_parsed_as_people_write_them() -> None:
-    with Offenders() as offenders:
-        for text, seconds in DURATIONS:
-            with offenders.case(text, seconds):
-                assert seconds_of(text) == pytest.approx(seconds)
+    for case in every(DURATIONS):
+        with case as (text, seconds):
+            assert seconds_of(text) == pytest.approx(seconds)
 
 
 def test_an_invalid_duration_is_refused() -> None:
-    with Offenders() as offenders:
-        for text in ("", "soon", "60 parsecs", "s", "1s1"):
-            with (
-                offenders.case(text),
-                pytest.raises(ValueError, match="not a duration such as 60s"),
-            ):
-                seconds_of(text)
+    for case in every(("", "soon", "60 parsecs", "s", "1s1")):
+        with case as text, pytest.raises(ValueError, match="not a duration such as 60s"):
+            seconds_of(text)

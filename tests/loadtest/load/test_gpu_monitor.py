@@ -1,5 +1,5 @@
 from loadtest.load.gpu_monitor import parse_sample
-from tests.offenders import Offenders
+from tests.offenders import every
 
 
 def test_a_line_of_nvidia_smi_is_parsed() -> None:
@@ -19,7 +19,6 @@ def test_a_value_that_a_gpu_does_not_report_is_none() -> None:
 
 
 def test_any_other_line_is_none() -> None:
-    with Offenders() as offenders:
-        for line in ("", "No devices were found", "a, b, c, d", "1, 2, 3"):
-            with offenders.case(line):
-                assert parse_sample(line, 0.0) is None
+    for case in every(("", "No devices were found", "a, b, c, d", "1, 2, 3")):
+        with case as line:
+            assert parse_sample(line, 0.0) is None

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.load.questions import SHIPPED, Question, QuestionsError, read_questions
-from tests.offenders import Offenders
+from tests.offenders import every
 
 
 def test_a_hundred_different_questions_ship_with_the_tool() -> None:
@@ -123,12 +123,11 @@ INVALID: list[tuple[str, str, str]] = [
 
 
 def test_an_invalid_file_is_refused_with_the_line_or_item(tmp_path: Path) -> None:
-    with Offenders() as offenders:
-        for name, content, said in INVALID:
-            with offenders.case(name, content, said):
-                (tmp_path / name).write_text(content)
-                with pytest.raises(QuestionsError, match=said):
-                    read_questions(tmp_path / name)
+    for case in every(INVALID):
+        with case as (name, content, said):
+            (tmp_path / name).write_text(content)
+            with pytest.raises(QuestionsError, match=said):
+                read_questions(tmp_path / name)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

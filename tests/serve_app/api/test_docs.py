@@ -18,7 +18,7 @@ from deployments.contract.sampling_params import ReasoningTokens
 from serve_app.config import AppConfig
 from serve_app.http.warning_header import WARNING_HEADER
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import Client, client_of
 from tests.serve_app.fake_pooler import FakeClassifier, FakeCrossEncoder, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend, FakeClock, Step
@@ -122,15 +122,14 @@ def test_what_is_not_json_is_documented_as_what_it_is(
 async def test_an_answer_is_what_the_document_says(
     client: Client, document: dict[str, Any]
 ) -> None:
-    with Offenders() as offenders:
-        for path in (*POSTS, *GETS):
-            with offenders.case(path):
-                answer = await answer_to(client, path)
-                assert answer.status_code == 200
-                told = response_of(document, path, 200)
-                validator(told).validate(answer.json())
-                always = set(told["headers"]) - {WARNING_HEADER}
-                assert always <= {name.title() for name in answer.headers}
+    for case in every((*POSTS, *GETS)):
+        with case as path:
+            answer = await answer_to(client, path)
+            assert answer.status_code == 200
+            told = response_of(document, path, 200)
+            validator(told).validate(answer.json())
+            always = set(told["headers"]) - {WARNING_HEADER}
+            assert always <= {name.title() for name in answer.headers}
 
 
 def test_every_error_of_the_deployments_is_documented(document: dict[str, Any]) -> None:

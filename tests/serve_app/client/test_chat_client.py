@@ -5,7 +5,7 @@ import pytest
 from benchmarks.free_port import free_port
 from serve_app.client.chat_client import ChatClient, ChatError, Delta, Notice, Usage
 from tests.deadline import in_time
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.client.fake_server import (
     Answering,
     Write,
@@ -78,10 +78,9 @@ async def test_a_server_that_does_not_run_is_named_with_the_command_that_starts_
 
 
 def test_what_is_no_url_is_refused() -> None:
-    with Offenders() as offenders:
-        for url in ("", "localhost:8000", "ftp://x", "http://", "http://[::1"):
-            with offenders.case(url), pytest.raises(ChatError, match="no URL"):
-                ChatClient(url)
+    for case in every(("", "localhost:8000", "ftp://x", "http://", "http://[::1")):
+        with case as url, pytest.raises(ChatError, match="no URL"):
+            ChatClient(url)
 
 
 def error(message: str) -> dict[str, Any]:
@@ -106,12 +105,11 @@ async def test_an_overloaded_server_says_once_when_to_come_back() -> None:
 
 @in_time
 async def test_a_refusal_of_another_shape_is_told_by_its_status() -> None:
-    with Offenders() as offenders:
-        for body in ("", "<html>", "[]", '{"error": "x"}', '{"detail": "x"}'):
-            with offenders.case(body):
-                assert (await refused(refuses(502, body))).endswith(
-                    "answers with status 502, Bad Gateway"
-                )
+    for case in every(("", "<html>", "[]", '{"error": "x"}', '{"detail": "x"}')):
+        with case as body:
+            assert (await refused(refuses(502, body))).endswith(
+                "answers with status 502, Bad Gateway"
+            )
 
 
 @in_time
@@ -121,10 +119,9 @@ async def test_an_error_in_the_stream_is_its_end() -> None:
 
 @in_time
 async def test_events_that_are_no_chunks_are_refused() -> None:
-    with Offenders() as offenders:
-        for data in (b"x", b"{}", b"[]", b'{"choices": [1]}', b'{"choices": 3}'):
-            with offenders.case(data):
-                assert "no chunks" in await refused(says(b"data: " + data + b"\n\n"))
+    for case in every((b"x", b"{}", b"[]", b'{"choices": [1]}', b'{"choices": 3}')):
+        with case as data:
+            assert "no chunks" in await refused(says(b"data: " + data + b"\n\n"))
 
 
 @in_time

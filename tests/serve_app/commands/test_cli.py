@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from raystream.__main__ import app
 from serve_app.commands.check.compose import ServeOptions
 from serve_app.commands.run import supervise
-from tests.offenders import Offenders
+from tests.offenders import every
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = [
@@ -260,13 +260,12 @@ def test_wrong_usage_starts_nothing(arguments: list[str], supervised: list[list[
 
 
 def test_each_command_explains_itself(supervised: list[list[str]]) -> None:
-    with Offenders() as offenders:
-        for name in COMMANDS:
-            with offenders.case(name):
-                told = CliRunner().invoke(app, [name, "--help"])
-                assert (told.exit_code, supervised) == (0, [])
-                assert f"Usage: raystream {name}" in told.stdout
-                assert name in CliRunner().invoke(app, ["--help"]).stdout
+    for case in every(COMMANDS):
+        with case as name:
+            told = CliRunner().invoke(app, [name, "--help"])
+            assert (told.exit_code, supervised) == (0, [])
+            assert f"Usage: raystream {name}" in told.stdout
+            assert name in CliRunner().invoke(app, ["--help"]).stdout
 
 
 def test_no_command_is_forgotten() -> None:

@@ -18,7 +18,7 @@ from deployments.contract.errors import (
 )
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import Client
 from tests.serve_app.fakes import FakeBackend
 
@@ -41,20 +41,20 @@ REFUSALS_1: list[tuple[RaystreamError, int, str, str]] = [
 
 
 async def test_each_refusal_has_its_status_type_and_code(client: Client) -> None:
-    with Offenders() as offenders:
-        for stream in (False, True):
-            for error, status, type_, code in REFUSALS_1:
-                with offenders.case(stream, error, status, type_, code):
-                    client.backend.refusal = error
-                    answer = await client.post(CHAT, json={**HI, "stream": stream})
-                    assert answer.status_code == status
-                    told = {"message": "p: no", "type": type_, "param": "p", "code": code}
-                    assert answer.json() == {"error": told}
-                    assert answer.headers["content-type"] == "application/json"
-                    assert answer.headers.get("retry-after") == ("1" if status == 503 else None)
-                    assert answer.headers.get("x-should-retry") == (
-                        "false" if status < 500 else None
-                    )
+    for case in every(
+        (stream, error, status, type_, code)
+        for stream in (False, True)
+        for error, status, type_, code in REFUSALS_1
+    ):
+        with case as (stream, error, status, type_, code):
+            client.backend.refusal = error
+            answer = await client.post(CHAT, json={**HI, "stream": stream})
+            assert answer.status_code == status
+            told = {"message": "p: no", "type": type_, "param": "p", "code": code}
+            assert answer.json() == {"error": told}
+            assert answer.headers["content-type"] == "application/json"
+            assert answer.headers.get("retry-after") == ("1" if status == 503 else None)
+            assert answer.headers.get("x-should-retry") == ("false" if status < 500 else None)
 
 
 @pytest.mark.parametrize("lost", [ReplicaUnavailableError("gone"), GenerationAbortedError("gone")])
@@ -100,26 +100,25 @@ NOT_JSON_1: list[tuple[bytes, str]] = [
 
 
 async def test_a_body_that_is_not_json_is_refused_with_the_reason(client: Client) -> None:
-    with Offenders() as offenders:
-        for path in (CHAT, "/text-generation"):
-            for body, hint in NOT_JSON_1:
-                with offenders.case(path, body, hint):
-                    answer = await client.post(
-                        path, content=body, headers={"content-type": "application/json"}
-                    )
-                    assert answer.status_code == 400
-                    assert hint in answer.json()["error"]["message"]
+    for case in every(
+        (path, body, hint) for path in (CHAT, "/text-generation") for body, hint in NOT_JSON_1
+    ):
+        with case as (path, body, hint):
+            answer = await client.post(
+                path, content=body, headers={"content-type": "application/json"}
+            )
+            assert answer.status_code == 400
+            assert hint in answer.json()["error"]["message"]
 
 
 async def test_a_body_that_is_not_an_object_is_refused(client: Client) -> None:
-    with Offenders() as offenders:
-        for body in (b"[]", b"1", b'"text"', b"null"):
-            with offenders.case(body):
-                answer = await client.post(
-                    CHAT, content=body, headers={"content-type": "application/json"}
-                )
-                assert answer.status_code == 400
-                assert answer.json()["error"]["type"] == "invalid_request_error"
+    for case in every((b"[]", b"1", b'"text"', b"null")):
+        with case as body:
+            answer = await client.post(
+                CHAT, content=body, headers={"content-type": "application/json"}
+            )
+            assert answer.status_code == 400
+            assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 async def test_a_body_of_another_type_is_refused(client: Client) -> None:
@@ -242,12 +241,11 @@ PATHS: list[tuple[object, str]] = [
 
 
 async def test_the_error_names_the_path_of_the_field(client: Client) -> None:
-    with Offenders() as offenders:
-        for messages, param in PATHS:
-            with offenders.case(messages, param):
-                answer = await client.post(CHAT, json={"model": "m", "messages": messages})
-                assert answer.status_code == 400
-                assert answer.json()["error"]["param"] == param
+    for case in every(PATHS):
+        with case as (messages, param):
+            answer = await client.post(CHAT, json={"model": "m", "messages": messages})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == param
 
 
 UNIONS: list[tuple[object, str]] = [
@@ -265,12 +263,11 @@ UNIONS: list[tuple[object, str]] = [
 
 
 async def test_the_path_does_not_contain_names_of_union_members(client: Client) -> None:
-    with Offenders() as offenders:
-        for format_, param in UNIONS:
-            with offenders.case(format_, param):
-                answer = await client.post(CHAT, json={**HI, "response_format": format_})
-                assert answer.status_code == 400
-                assert answer.json()["error"]["param"] == param
+    for case in every(UNIONS):
+        with case as (format_, param):
+            answer = await client.post(CHAT, json={**HI, "response_format": format_})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize("number", ["2.0", "2e0", "20e-1"])

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import Client
 
 
@@ -13,11 +13,10 @@ async def test_a_valid_id_comes_back(client: Client, given: str) -> None:
 
 
 async def test_any_other_id_is_replaced(client: Client) -> None:
-    with Offenders() as offenders:
-        for given in ("", "x" * 65, "a b", "a\u00e9", "a.b", "$(rm)"):
-            with offenders.case(given):
-                answer = await client.get("/v1/models", headers={b"x-request-id": given.encode()})
-                assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+    for case in every(("", "x" * 65, "a b", "a\u00e9", "a.b", "$(rm)")):
+        with case as given:
+            answer = await client.get("/v1/models", headers={b"x-request-id": given.encode()})
+            assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/v1/models", "/openapi.json", "/v1/models/x"])

@@ -21,7 +21,7 @@ from serve_app.api.structured.structural_tag import StructuralTag
 from serve_app.api.structured.structured_outputs import StructuredFields, StructuredOutputs
 from serve_app.config import LimitsConfig
 from serve_app.http.validation_refusal import refusal_of, with_place
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import JSON, client_of, make_app
 from tests.serve_app.fake_pooler import FakeClassifier
 from tests.serve_app.fakes import FakeBackend
@@ -128,13 +128,12 @@ async def refusals_of_mutants(
 async def test_every_refusal_is_in_plain_words_and_names_its_place() -> None:
     app = make_app(FakeBackend(tool_call_format="hermes"), classifier=FakeClassifier())
     async with client_of(app) as client:
-        with Offenders() as offenders:
-            for route, _, sample in SAMPLES:
-                with offenders.case(route, sample):
-                    assert (await client.post(route, json=sample)).status_code == 200
-                    told = await refusals_of_mutants(client, route, sample)
-                    assert len(told) > len(sample)
-                    assert [each for each in told.items() if not is_plain(*each)] == []
+        for case in every(SAMPLES):
+            with case as (route, _, sample):
+                assert (await client.post(route, json=sample)).status_code == 200
+                told = await refusals_of_mutants(client, route, sample)
+                assert len(told) > len(sample)
+                assert [each for each in told.items() if not is_plain(*each)] == []
 
 
 @pytest.mark.slow
@@ -227,20 +226,19 @@ WORDS: list[tuple[type[StrictBody], Any, str | None, str]] = [
 
 
 async def test_a_refusal_says_what_its_field_must_be() -> None:
-    with Offenders() as offenders:
-        for body, fields, param, message in WORDS:
-            with offenders.case(body, fields, param, message):
-                routes = {each: route for route, each, _ in SAMPLES}
-                needed: dict[str, Any] = {"model": "m"}
-                needed["prompt" if body is CompletionRequest else "messages"] = MESSAGES
-                if body is VllmClassifyBody:
-                    needed = {"model": "m", "input": "a"}
-                sent = {**needed, **fields} if isinstance(fields, dict) else fields
-                if message == f"{param} is missing.":
-                    sent.pop(param, None)
-                async with client_of(make_app(FakeBackend(tool_call_format="hermes"))) as client:
-                    error = (await client.post(routes[body], json=sent)).json()["error"]
-                assert (error["param"], error["message"]) == (param, message)
+    for case in every(WORDS):
+        with case as (body, fields, param, message):
+            routes = {each: route for route, each, _ in SAMPLES}
+            needed: dict[str, Any] = {"model": "m"}
+            needed["prompt" if body is CompletionRequest else "messages"] = MESSAGES
+            if body is VllmClassifyBody:
+                needed = {"model": "m", "input": "a"}
+            sent = {**needed, **fields} if isinstance(fields, dict) else fields
+            if message == f"{param} is missing.":
+                sent.pop(param, None)
+            async with client_of(make_app(FakeBackend(tool_call_format="hermes"))) as client:
+                error = (await client.post(routes[body], json=sent)).json()["error"]
+            assert (error["param"], error["message"]) == (param, message)
 
 
 PLACED: list[tuple[str, str | None, str]] = [
@@ -254,10 +252,9 @@ PLACED: list[tuple[str, str | None, str]] = [
 
 
 def test_a_message_that_does_not_name_its_parameter_gets_it_in_front() -> None:
-    with Offenders() as offenders:
-        for message, param, placed in PLACED:
-            with offenders.case(message, param, placed):
-                assert with_place(message, param) == placed
+    for case in every(PLACED):
+        with case as (message, param, placed):
+            assert with_place(message, param) == placed
 
 
 def test_a_refusal_quotes_only_a_little_of_a_long_name() -> None:

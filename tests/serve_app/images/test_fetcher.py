@@ -9,7 +9,7 @@ from deployments.contract.errors import InvalidImageError
 from deployments.contract.messages import ChatMessage
 from serve_app.config import LimitsConfig
 from serve_app.images.fetcher import MAX_CONCURRENT_FETCHES, ImageFetcher, is_public
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import CHAT, client_of, make_app
 from tests.serve_app.fakes import FakeBackend
 from tests.serve_app.images.test_images import encoded
@@ -190,15 +190,14 @@ REFUSED_URLS: list[str] = [
 
 
 async def test_any_other_url_is_refused_without_a_lookup(files: Files) -> None:
-    with Offenders() as offenders:
-        for url in REFUSED_URLS:
-            with offenders.case(url):
-                resolver = FixedResolver(1)
-                with pytest.raises(InvalidImageError, match="not fetched") as caught:
-                    await fetch(fetcher(files, resolver), url)
-                assert caught.value.param == "p"
-                assert resolver.asked == []
-                assert "passw" not in str(caught.value)
+    for case in every(REFUSED_URLS):
+        with case as url:
+            resolver = FixedResolver(1)
+            with pytest.raises(InvalidImageError, match="not fetched") as caught:
+                await fetch(fetcher(files, resolver), url)
+            assert caught.value.param == "p"
+            assert resolver.asked == []
+            assert "passw" not in str(caught.value)
 
 
 async def test_the_hosts_case_does_not_matter(files: Files) -> None:
@@ -249,10 +248,9 @@ PRIVATE: list[str] = [
 
 
 def test_private_addresses_are_not_public() -> None:
-    with Offenders() as offenders:
-        for address in PRIVATE:
-            with offenders.case(address):
-                assert not is_public(address)
+    for case in every(PRIVATE):
+        with case as address:
+            assert not is_public(address)
 
 
 PUBLIC: list[str] = [
@@ -264,10 +262,9 @@ PUBLIC: list[str] = [
 
 
 def test_addresses_of_the_internet_are_public() -> None:
-    with Offenders() as offenders:
-        for address in PUBLIC:
-            with offenders.case(address):
-                assert is_public(address)
+    for case in every(PUBLIC):
+        with case as address:
+            assert is_public(address)
 
 
 def content(url: str) -> dict[str, object]:

@@ -10,7 +10,7 @@ from deployments.contract.errors import InvalidImageError
 from deployments.contract.messages import IMAGE_FORMATS
 from serve_app.config import LimitsConfig
 from serve_app.images.images import check_image, media_type_of, read_image
-from tests.offenders import Offenders
+from tests.offenders import every
 
 LIMITS = LimitsConfig(max_image_pixels=12, max_image_bytes=2000)
 
@@ -38,11 +38,10 @@ LABELS = (
 
 
 def test_the_bytes_decide_what_an_image_is_not_its_label() -> None:
-    with Offenders() as offenders:
-        for image_format, label in product(IMAGE_FORMATS, LABELS):
+    for case in every(product(IMAGE_FORMATS, LABELS)):
+        with case as (image_format, label):
             data = encoded(image_format)
-            with offenders.case((image_format, label)):
-                assert read_image(uri(data, label), LIMITS, "p").data == data
+            assert read_image(uri(data, label), LIMITS, "p").data == data
 
 
 def in_lines(text: str, num_characters: int = 76, end: str = "\r\n") -> str:
@@ -62,13 +61,12 @@ WAYS: Mapping[str, Callable[[str], str]] = {
 
 
 def test_base64_is_read_as_encoders_write_it() -> None:
-    with Offenders() as offenders:
-        for (way, write), num_more in product(WAYS.items(), range(3)):
+    for case in every(product(WAYS.items(), range(3))):
+        with case as ((_way, write), num_more):
             data = encoded("PNG") + bytes(range(200, 256)) + b"\xff" * num_more
             text = write(base64.b64encode(data).decode())
-            with offenders.case((way, num_more)):
-                read = read_image(f"data:image/png;base64,{text}", LIMITS, "p")
-                assert read.data == data
+            read = read_image(f"data:image/png;base64,{text}", LIMITS, "p")
+            assert read.data == data
 
 
 @pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
@@ -113,14 +111,13 @@ BROKEN: list[str] = [
 
 
 def test_any_other_uri_is_refused_with_its_param_and_without_an_echo() -> None:
-    with Offenders() as offenders:
-        for broken in BROKEN:
-            with offenders.case(broken):
-                with pytest.raises(InvalidImageError) as caught:
-                    read_image(broken, LIMITS, "messages[0]")
-                assert caught.value.param == "messages[0]"
-                assert "object at 0x" not in str(caught.value)
-                assert "passwd" not in str(caught.value)
+    for case in every(BROKEN):
+        with case as broken:
+            with pytest.raises(InvalidImageError) as caught:
+                read_image(broken, LIMITS, "messages[0]")
+            assert caught.value.param == "messages[0]"
+            assert "object at 0x" not in str(caught.value)
+            assert "passwd" not in str(caught.value)
 
 
 def test_a_header_with_giant_dimensions_is_refused_undecoded() -> None:
@@ -165,9 +162,8 @@ OTHER_FORMATS: list[bytes] = [
 
 
 def test_a_fetched_file_of_another_format_is_refused() -> None:
-    with Offenders() as offenders:
-        for data in OTHER_FORMATS:
-            with offenders.case(data):
-                with pytest.raises(InvalidImageError) as caught:
-                    check_image(data, LIMITS, "p")
-                assert "object at 0x" not in str(caught.value)
+    for case in every(OTHER_FORMATS):
+        with case as data:
+            with pytest.raises(InvalidImageError) as caught:
+                check_image(data, LIMITS, "p")
+            assert "object at 0x" not in str(caught.value)

@@ -6,7 +6,7 @@ import yaml
 
 from serve_app.config import ApiKey, AuthConfig
 from serve_app.keys.api_keys import ApiKeysError, KeyRing, hash_key, load_api_keys
-from tests.offenders import Offenders
+from tests.offenders import every
 
 SECRET = "sk-raystream-of-alice"
 OTHER = "sk-raystream-of-bob"
@@ -33,10 +33,9 @@ def test_keys_of_the_file_are_found_by_their_hashes(tmp_path: Path) -> None:
 
 
 def test_no_other_key_is_found() -> None:
-    with Offenders() as offenders:
-        for presented in ("", SECRET[:-1], SECRET + " ", hash_key(SECRET), "\udc80"):
-            with offenders.case(presented):
-                assert KeyRing((ApiKey(name="a", sha256=hash_key(SECRET)),)).find(presented) is None
+    for case in every(("", SECRET[:-1], SECRET + " ", hash_key(SECRET), "\udc80")):
+        with case as presented:
+            assert KeyRing((ApiKey(name="a", sha256=hash_key(SECRET)),)).find(presented) is None
 
 
 def test_every_key_is_compared_whichever_matches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,12 +93,11 @@ def test_a_key_of_both_is_the_one_of_the_file(tmp_path: Path) -> None:
 
 
 def test_environment_that_holds_anything_else_is_refused_without_an_echo(tmp_path: Path) -> None:
-    with Offenders() as offenders:
-        for text in ("short", f"alice:{SECRET}", f"{SECRET},{OTHER}", "a:b,c:d"):
-            with offenders.case(text):
-                with pytest.raises(ApiKeysError, match="name:sha256") as caught:
-                    load_api_keys(AuthConfig(), tmp_path, {"RAYSTREAM_API_KEYS": text})
-                assert text not in str(caught.value)
+    for case in every(("short", f"alice:{SECRET}", f"{SECRET},{OTHER}", "a:b,c:d")):
+        with case as text:
+            with pytest.raises(ApiKeysError, match="name:sha256") as caught:
+                load_api_keys(AuthConfig(), tmp_path, {"RAYSTREAM_API_KEYS": text})
+            assert text not in str(caught.value)
 
 
 BROKEN: list[tuple[str, str]] = [
@@ -118,15 +116,14 @@ BROKEN: list[tuple[str, str]] = [
 
 
 def test_a_broken_file_is_refused_without_an_echo(tmp_path: Path) -> None:
-    with Offenders() as offenders:
-        for content, expected in BROKEN:
-            with offenders.case(content, expected):
-                path = tmp_path / "keys.yaml"
-                path.write_text(content)
-                with pytest.raises(ApiKeysError, match=expected) as caught:
-                    load_api_keys(AuthConfig(api_keys_file=str(path)), tmp_path, {})
-                assert str(path) in str(caught.value)
-                assert SECRET not in str(caught.value)
+    for case in every(BROKEN):
+        with case as (content, expected):
+            path = tmp_path / "keys.yaml"
+            path.write_text(content)
+            with pytest.raises(ApiKeysError, match=expected) as caught:
+                load_api_keys(AuthConfig(api_keys_file=str(path)), tmp_path, {})
+            assert str(path) in str(caught.value)
+            assert SECRET not in str(caught.value)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

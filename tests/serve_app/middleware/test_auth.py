@@ -4,7 +4,7 @@ import pytest
 from starlette.types import Message
 
 from serve_app.middleware.auth import UnprotectedServerError, is_loopback, require_protection
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import (
     ALICE,
     BOB,
@@ -48,22 +48,21 @@ OTHER_CREDENTIALS: list[tuple[dict[str, str], str | None]] = [
 
 async def test_any_other_credentials_are_refused_in_openais_shape(backend: FakeBackend) -> None:
     app = make_app(backend, ring())
-    with Offenders() as offenders:
-        for headers, challenge in OTHER_CREDENTIALS:
-            with offenders.case(headers, challenge):
-                async with client_of(app) as client:
-                    answer = await client.post(CHAT, json=question(), headers=headers)
-                assert answer.status_code == 401
-                error = answer.json()["error"]
-                assert (error["type"], error["code"]) == (
-                    "invalid_request_error",
-                    "invalid_api_key",
-                )
-                assert answer.headers["x-should-retry"] == "false"
-                assert answer.headers["x-request-id"]
-                assert challenge is None or answer.headers["www-authenticate"] == challenge
-                assert ALICE not in answer.text
-                assert backend.requests == []
+    for case in every(OTHER_CREDENTIALS):
+        with case as (headers, challenge):
+            async with client_of(app) as client:
+                answer = await client.post(CHAT, json=question(), headers=headers)
+            assert answer.status_code == 401
+            error = answer.json()["error"]
+            assert (error["type"], error["code"]) == (
+                "invalid_request_error",
+                "invalid_api_key",
+            )
+            assert answer.headers["x-should-retry"] == "false"
+            assert answer.headers["x-request-id"]
+            assert challenge is None or answer.headers["www-authenticate"] == challenge
+            assert ALICE not in answer.text
+            assert backend.requests == []
 
 
 @pytest.mark.parametrize("path", ["/health", "/live", "/ready"])
@@ -101,13 +100,12 @@ CLOSED_PATHS: list[tuple[str, str]] = [
 
 async def test_every_other_path_needs_a_key(backend: FakeBackend) -> None:
     app = make_app(backend, ring())
-    with Offenders() as offenders:
-        for method, path in CLOSED_PATHS:
-            with offenders.case(method, path):
-                # Clients normalize a path before they send it; `AsgiCall` sends it as it is.
-                async with AsgiCall(app, unquote(path), {}, method=method) as call:
-                    await call.end()
-                assert call.sent[0]["status"] == 401
+    for case in every(CLOSED_PATHS):
+        # Clients normalize a path before they send it; `AsgiCall` sends it as it is.
+        with case as (method, path):
+            async with AsgiCall(app, unquote(path), {}, method=method) as call:
+                await call.end()
+            assert call.sent[0]["status"] == 401
 
 
 async def test_a_host_header_does_not_change_the_path(backend: FakeBackend) -> None:

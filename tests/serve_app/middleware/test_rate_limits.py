@@ -11,7 +11,7 @@ from deployments.contract.errors import GenerationFailedError, ReplicaUnavailabl
 from serve_app.config import ApiKey
 from serve_app.keys.ledger import KeyLedger, Verdict
 from serve_app.middleware.rate_limits import RateLimitMiddleware, duration
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import (
     ALICE,
     BOB,
@@ -287,11 +287,10 @@ DURATIONS: list[tuple[float, str]] = [
 
 
 def test_durations_are_written_as_openai_writes_them() -> None:
-    with Offenders() as offenders:
-        for seconds, text in DURATIONS:
-            with offenders.case(seconds, text):
-                assert duration(seconds) == text
-                assert re.fullmatch(r"(\d+m)?[\d.]+s|\d+ms", text)
+    for case in every(DURATIONS):
+        with case as (seconds, text):
+            assert duration(seconds) == text
+            assert re.fullmatch(r"(\d+m)?[\d.]+s|\d+ms", text)
 
 
 async def test_tokens_of_classified_texts_are_charged_too(backend: FakeBackend) -> None:

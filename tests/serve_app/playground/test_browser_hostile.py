@@ -8,7 +8,7 @@ from playwright.async_api import Route, expect
 
 from deployments.contract.output import FinishReason, TextDelta
 from tests.browser import DEADLINE_MS
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.playground.served_page import Models, Page
 
 ALLOWED = (
@@ -95,17 +95,16 @@ def check_element(element: dict[str, Any]) -> None:
 
 async def test_nothing_in_an_answer_runs_or_loads(page: Page, models: Models) -> None:
     await page.open()
-    with Offenders() as offenders:
-        for text in [*HOSTILE, "\n\n".join(HOSTILE)]:
-            with offenders.case(text):
-                models.chat.steps = [*whole(text)]
-                await page.ask_anew("Say it")
-                await expect(page.answer.locator(".prose")).not_to_be_empty()
-                for element in await page.answer.locator(".prose").evaluate(INSPECT):
-                    check_element(element)
-                assert await page.tab.evaluate(TAKE_MARK) == "untouched"
-                assert not await page.is_wider_than_the_window()
-                page.check_quiet()
+    for case in every([*HOSTILE, "\n\n".join(HOSTILE)]):
+        with case as text:
+            models.chat.steps = [*whole(text)]
+            await page.ask_anew("Say it")
+            await expect(page.answer.locator(".prose")).not_to_be_empty()
+            for element in await page.answer.locator(".prose").evaluate(INSPECT):
+                check_element(element)
+            assert await page.tab.evaluate(TAKE_MARK) == "untouched"
+            assert not await page.is_wider_than_the_window()
+            page.check_quiet()
 
 
 async def test_what_is_shown_is_what_the_model_has_said(page: Page, models: Models) -> None:
@@ -232,21 +231,20 @@ HUGE = {
 
 async def test_a_huge_answer_does_not_hold_up_the_page(page: Page, models: Models) -> None:
     await page.open()
-    with Offenders() as offenders:
-        for name, text in HUGE.items():
-            with offenders.case(name):
-                parts = [text[start : start + 50_000] for start in range(0, len(text), 50_000)]
-                models.chat.steps = [
-                    *([TextDelta((i,), part)] for i, part in enumerate(parts)),
-                    [TextDelta((0,), "", FinishReason.STOP)],
-                ]
-                await page.ask_anew("Say it")
-                # The page still answers: to a key, and to a change of tabs.
-                await page.page.get_by_label("Your message").fill("next")
-                await page.show("Classify")
-                await page.show("Chat")
-                assert not await page.is_wider_than_the_window()
-                await check_shown(page, text)
+    for case in every(HUGE.items()):
+        with case as (_name, text):
+            parts = [text[start : start + 50_000] for start in range(0, len(text), 50_000)]
+            models.chat.steps = [
+                *([TextDelta((i,), part)] for i, part in enumerate(parts)),
+                [TextDelta((0,), "", FinishReason.STOP)],
+            ]
+            await page.ask_anew("Say it")
+            # The page still answers: to a key, and to a change of tabs.
+            await page.page.get_by_label("Your message").fill("next")
+            await page.show("Classify")
+            await page.show("Chat")
+            assert not await page.is_wider_than_the_window()
+            await check_shown(page, text)
 
 
 async def check_shown(page: Page, text: str) -> None:

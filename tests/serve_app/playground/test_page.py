@@ -6,7 +6,7 @@ import re
 from urllib.parse import unquote
 
 from serve_app.playground.page import FOLDER, INDEX, PAGE_PATHS
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import ALICE, Client, bearer, client_of, make_app, ring
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import FakeBackend
@@ -102,20 +102,19 @@ def test_modules_stay_short_and_import_only_files_that_exist() -> None:
 
 async def test_the_page_and_each_of_its_files_are_open(backend: FakeBackend) -> None:
     app = make_app(backend, ring())
-    with Offenders() as offenders:
-        for path in sorted(PAGE_PATHS):
-            with offenders.case(path):
-                async with client_of(app) as client:
-                    answer = await client.get(path)
-                    head = await client.head(path)
-                assert (answer.status_code, head.status_code, head.content) == (200, 200, b"")
-                file = FOLDER / (path.removeprefix("/playground/") if path != "/" else "index.html")
-                assert answer.content == file.read_bytes()
-                assert answer.headers["x-content-type-options"] == "nosniff"
-                assert answer.headers["cache-control"] == "no-cache"
-                types = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-                if file.suffix in types:
-                    assert answer.headers["content-type"].startswith(types[file.suffix])
+    for case in every(sorted(PAGE_PATHS)):
+        with case as path:
+            async with client_of(app) as client:
+                answer = await client.get(path)
+                head = await client.head(path)
+            assert (answer.status_code, head.status_code, head.content) == (200, 200, b"")
+            file = FOLDER / (path.removeprefix("/playground/") if path != "/" else "index.html")
+            assert answer.content == file.read_bytes()
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["cache-control"] == "no-cache"
+            types = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+            if file.suffix in types:
+                assert answer.headers["content-type"].startswith(types[file.suffix])
 
 
 NO_FILES: list[tuple[str, str]] = [
@@ -141,12 +140,11 @@ NO_FILES: list[tuple[str, str]] = [
 
 async def test_what_is_not_a_file_of_the_page_needs_a_key(backend: FakeBackend) -> None:
     app = make_app(backend, ring())
-    with Offenders() as offenders:
-        for method, path in NO_FILES:
-            with offenders.case(method, path):
-                async with AsgiCall(app, unquote(path), {}, method=method) as call:
-                    await call.end()
-                assert call.sent[0]["status"] == 401
+    for case in every(NO_FILES):
+        with case as (method, path):
+            async with AsgiCall(app, unquote(path), {}, method=method) as call:
+                await call.end()
+            assert call.sent[0]["status"] == 401
 
 
 NOTHING: list[str] = ["/playground/nothing.js", "/playground/vendor", "/playground/../page.py"]
@@ -154,12 +152,11 @@ NOTHING: list[str] = ["/playground/nothing.js", "/playground/vendor", "/playgrou
 
 async def test_nothing_else_is_served_to_who_has_a_key(backend: FakeBackend) -> None:
     app = make_app(backend, ring())
-    with Offenders() as offenders:
-        for path in NOTHING:
-            with offenders.case(path):
-                async with AsgiCall(app, path, {}, method="GET", headers=bearer(ALICE)) as call:
-                    await call.end()
-                assert call.sent[0]["status"] == 404
+    for case in every(NOTHING):
+        with case as path:
+            async with AsgiCall(app, path, {}, method="GET", headers=bearer(ALICE)) as call:
+                await call.end()
+            assert call.sent[0]["status"] == 404
 
 
 async def test_a_browser_that_has_the_newest_file_gets_a_304(client: Client) -> None:

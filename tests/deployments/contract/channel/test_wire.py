@@ -24,7 +24,7 @@ from deployments.contract.output import (
     TokenLogprob,
     TokenLogprobs,
 )
-from tests.offenders import Offenders
+from tests.offenders import every
 
 TOKEN_IDS = st.integers(0, 2**31)
 TEXTS = st.text(st.characters(codec=None), max_size=20)
@@ -112,10 +112,9 @@ NO_HELLOS: list[bytes] = [
 
 
 def test_a_payload_that_is_no_hello_is_refused() -> None:
-    with Offenders() as offenders:
-        for payload in NO_HELLOS:
-            with offenders.case(payload), pytest.raises(WireError):
-                decode_hello(payload)
+    for case in every(NO_HELLOS):
+        with case as payload, pytest.raises(WireError):
+            decode_hello(payload)
 
 
 def test_a_hello_of_another_version_is_refused() -> None:
@@ -134,10 +133,9 @@ def test_a_go_ahead_arrives_as_it_was_sent_and_is_no_hello(number: int) -> None:
 
 
 def test_a_payload_that_is_no_go_ahead_is_refused() -> None:
-    with Offenders() as offenders:
-        for payload in (b"\x90", b"\x92\x01\x02", b"\x91\xc0", b"\x01"):
-            with offenders.case(payload), pytest.raises(WireError):
-                decode_go_ahead(payload)
+    for case in every((b"\x90", b"\x92\x01\x02", b"\x91\xc0", b"\x01")):
+        with case as payload, pytest.raises(WireError):
+            decode_go_ahead(payload)
 
 
 def test_a_frame_that_is_too_long_is_refused_by_its_first_bytes() -> None:

@@ -18,7 +18,7 @@ from serve_app.api.messages.schema import (
 from serve_app.api.responses.schema import (
     ResponsesRequest,
 )
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import Client
 
 SURFACES: dict[str, tuple[type[StrictBody], dict[str, Any]]] = {
@@ -50,45 +50,42 @@ def refused_by(
 def test_every_field_of_both_apis_is_honoured_or_refused_with_a_reason() -> None:
     from tests.serve_app.api.body.client_types import FIELDS
 
-    with Offenders() as offenders:
-        for body, field in FIELDS:
-            with offenders.case(body, field):
-                not_honoured = {*body.unsupported, *body.echoed}
-                if field in body.model_fields:
-                    assert field not in not_honoured
-                else:
-                    assert field in not_honoured
-                    assert (body.unsupported.get(field) or UNSUPPORTED[field]).why
+    for case in every(FIELDS):
+        with case as (body, field):
+            not_honoured = {*body.unsupported, *body.echoed}
+            if field in body.model_fields:
+                assert field not in not_honoured
+            else:
+                assert field in not_honoured
+                assert (body.unsupported.get(field) or UNSUPPORTED[field]).why
 
 
 async def test_an_unsupported_field_is_refused_by_name_unless_it_asks_for_nothing(
     client: Client,
 ) -> None:
-    with Offenders() as offenders:
-        for path, field in refused_by(SURFACES):
-            with offenders.case(path, field):
-                body = {"model": "m", **SURFACES[path][1]}
-                answer = await client.post(path, json={**body, field: {"ask": "for something"}})
-                error = answer.json()["error"]
-                assert (answer.status_code, error["param"]) == (400, field)
-                assert error["code"] == "unsupported_parameter"
-                harmless = SURFACES[path][0].unsupported[field].harmless
-                for value in (None, *harmless):
-                    assert (await client.post(path, json={**body, field: value})).status_code == 200
+    for case in every(refused_by(SURFACES)):
+        with case as (path, field):
+            body = {"model": "m", **SURFACES[path][1]}
+            answer = await client.post(path, json={**body, field: {"ask": "for something"}})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, field)
+            assert error["code"] == "unsupported_parameter"
+            harmless = SURFACES[path][0].unsupported[field].harmless
+            for value in (None, *harmless):
+                assert (await client.post(path, json={**body, field: value})).status_code == 200
 
 
 async def test_an_unsupported_field_of_anthropic_is_refused_by_name(client: Client) -> None:
-    with Offenders() as offenders:
-        for path, field in refused_by(ANTHROPIC):
-            with offenders.case(path, field):
-                kind, needed = ANTHROPIC[path]
-                body = {"model": "m", **needed}
-                answer = await client.post(path, json={**body, field: {"ask": "for something"}})
-                error = answer.json()["error"]
-                assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
-                assert error["message"].startswith(f"{field} is not supported here: ")
-                for value in (None, *kind.unsupported[field].harmless):
-                    assert (await client.post(path, json={**body, field: value})).status_code == 200
+    for case in every(refused_by(ANTHROPIC)):
+        with case as (path, field):
+            kind, needed = ANTHROPIC[path]
+            body = {"model": "m", **needed}
+            answer = await client.post(path, json={**body, field: {"ask": "for something"}})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+            assert error["message"].startswith(f"{field} is not supported here: ")
+            for value in (None, *kind.unsupported[field].harmless):
+                assert (await client.post(path, json={**body, field: value})).status_code == 200
 
 
 OF_ANOTHER_ROUTE: list[tuple[str, str, str]] = [
@@ -102,13 +99,12 @@ OF_ANOTHER_ROUTE: list[tuple[str, str, str]] = [
 async def test_a_field_of_another_route_is_refused_with_the_name_of_that_route(
     client: Client,
 ) -> None:
-    with Offenders() as offenders:
-        for path, field, route in OF_ANOTHER_ROUTE:
-            with offenders.case(path, field, route):
-                body = {"model": "m", field: "hi" if field != "messages" else [{"role": "user"}]}
-                error = (await client.post(path, json=body)).json()["error"]
-                assert error["param"] == field
-                assert f"POST {route}" in error["message"]
+    for case in every(OF_ANOTHER_ROUTE):
+        with case as (path, field, route):
+            body = {"model": "m", field: "hi" if field != "messages" else [{"role": "user"}]}
+            error = (await client.post(path, json=body)).json()["error"]
+            assert error["param"] == field
+            assert f"POST {route}" in error["message"]
 
 
 def bodies_below(body: type[StrictBody]) -> set[type[StrictBody]]:
@@ -119,18 +115,17 @@ def bodies_below(body: type[StrictBody]) -> set[type[StrictBody]]:
 
 
 def test_the_hint_for_an_unknown_field_names_no_field_that_is_refused() -> None:
-    with Offenders() as offenders:
-        for body in sorted(bodies_below(StrictBody), key=str):
-            with offenders.case(body):
-                honoured = {field.alias or name for name, field in body.model_fields.items()}
-                known = {*honoured, *body.unsupported, *body.echoed}
-                for misspelt in {name[:-1] for name in known} | {f"{name}s" for name in known}:
-                    if misspelt in known:
-                        continue
-                    with pytest.raises(ValidationError) as caught:
-                        body.model_validate({misspelt: 1})
-                    hint = re.search(r"Did you mean '(\w+)'", caught.value.errors()[0]["msg"])
-                    assert hint is None or hint[1] in honoured
+    for case in every(sorted(bodies_below(StrictBody), key=str)):
+        with case as body:
+            honoured = {field.alias or name for name, field in body.model_fields.items()}
+            known = {*honoured, *body.unsupported, *body.echoed}
+            for misspelt in {name[:-1] for name in known} | {f"{name}s" for name in known}:
+                if misspelt in known:
+                    continue
+                with pytest.raises(ValidationError) as caught:
+                    body.model_validate({misspelt: 1})
+                hint = re.search(r"Did you mean '(\w+)'", caught.value.errors()[0]["msg"])
+                assert hint is None or hint[1] in honoured
 
 
 def test_each_row_of_the_table_is_of_one_body() -> None:

@@ -13,7 +13,7 @@ from deployments.contract.messages import ChatMessage, TextPart, ToolCall
 from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import Client
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.sse_decoder import events_of
@@ -347,12 +347,11 @@ INCONSISTENT: list[tuple[list[Any], str]] = [
 
 
 async def test_inconsistent_messages_about_calls_are_refused_by_name(client: Client) -> None:
-    with Offenders() as offenders:
-        for messages, param in INCONSISTENT:
-            with offenders.case(messages, param):
-                answer = await client.post(CHAT, json={**ASK, "messages": messages})
-                assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-                assert not client.backend.requests
+    for case in every(INCONSISTENT):
+        with case as (messages, param):
+            answer = await client.post(CHAT, json={**ASK, "messages": messages})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+            assert not client.backend.requests
 
 
 EARLIER: list[tuple[Any, str]] = [
@@ -369,14 +368,13 @@ EARLIER: list[tuple[Any, str]] = [
 
 
 async def test_an_earlier_call_s_arguments_are_taken_as_they_stand(client: Client) -> None:
-    with Offenders() as offenders:
-        for arguments, carried in EARLIER:
-            with offenders.case(arguments, carried):
-                messages = [{**ASSISTANT, "tool_calls": [call(arguments)]}, RETURNED]
-                await whole(client, messages=messages)
-                prompt = client.backend.requests[-1].prompt
-                assert isinstance(prompt[0], ChatMessage)
-                assert prompt[0].tool_calls == (ToolCall("c1", "get_time", carried),)
+    for case in every(EARLIER):
+        with case as (arguments, carried):
+            messages = [{**ASSISTANT, "tool_calls": [call(arguments)]}, RETURNED]
+            await whole(client, messages=messages)
+            prompt = client.backend.requests[-1].prompt
+            assert isinstance(prompt[0], ChatMessage)
+            assert prompt[0].tool_calls == (ToolCall("c1", "get_time", carried),)
 
 
 async def test_empty_arguments_become_an_empty_object(client: Client) -> None:

@@ -18,7 +18,7 @@ from deployments.text_generator import TextGenerator
 from serve_app.config import AppConfig
 from tests.deployments.tiny_folder import REASONING_TEMPLATE, save_text_model
 from tests.engine.tiny_models import SHAPE, byte_tokenizer
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.local_replica import local_client, local_generator
 from tests.serve_app.sse_decoder import events_of
 
@@ -153,20 +153,22 @@ async def test_ghsa_69j4_grxj_j64p_what_the_template_does_not_read_is_refused_an
     # Whatever is rendered or generated is a 500 now.
     monkeypatch.delattr(AsyncEngine, "running")
     monkeypatch.delattr(PreTrainedTokenizerBase, "apply_chat_template")
-    with Offenders() as offenders:
-        for route in (CHAT, "/tokenize", "/text-generation"):
-            for name in ("chat_template", "tokenize", "tools", "other"):
-                with offenders.case(route, name):
-                    value = "{{ 7 * 7 }}" if name == "chat_template" else True
-                    body = {
-                        "model": "m",
-                        "messages": ASK["messages"],
-                        "chat_template_kwargs": {name: value},
-                    }
-                    answer = await client.post(route, json=body)
-                    error = answer.json()["error"]
-                    assert (answer.status_code, error["param"]) == (
-                        400,
-                        f"chat_template_kwargs.{name}",
-                    )
-                    assert "A request may set: begin, enable_thinking." in error["message"]
+    for case in every(
+        (route, name)
+        for route in (CHAT, "/tokenize", "/text-generation")
+        for name in ("chat_template", "tokenize", "tools", "other")
+    ):
+        with case as (route, name):
+            value = "{{ 7 * 7 }}" if name == "chat_template" else True
+            body = {
+                "model": "m",
+                "messages": ASK["messages"],
+                "chat_template_kwargs": {name: value},
+            }
+            answer = await client.post(route, json=body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (
+                400,
+                f"chat_template_kwargs.{name}",
+            )
+            assert "A request may set: begin, enable_thinking." in error["message"]

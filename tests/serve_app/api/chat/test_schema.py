@@ -1,6 +1,6 @@
 from typing import Any
 
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import Client
 
 CHAT = "/v1/chat/completions"
@@ -52,23 +52,21 @@ OUT_OF_BOUNDS: list[tuple[str, Any]] = [
 
 
 async def test_a_value_out_of_bounds_is_refused_by_name(client: Client) -> None:
-    with Offenders() as offenders:
-        for field, value in OUT_OF_BOUNDS:
-            with offenders.case(field, value):
-                answer = await client.post(CHAT, json={**HI, field: value})
-                assert answer.status_code == 400
-                assert answer.json()["error"]["param"] == field
+    for case in every(OUT_OF_BOUNDS):
+        with case as (field, value):
+            answer = await client.post(CHAT, json={**HI, field: value})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == field
 
 
 async def test_top_logprobs_is_bounded(client: Client) -> None:
-    with Offenders() as offenders:
-        for num in (-1, 21):
-            with offenders.case(num):
-                answer = await client.post(CHAT, json={**HI, "logprobs": True, "top_logprobs": num})
-                assert (answer.status_code, answer.json()["error"]["param"]) == (
-                    400,
-                    "top_logprobs",
-                )
+    for case in every((-1, 21)):
+        with case as num:
+            answer = await client.post(CHAT, json={**HI, "logprobs": True, "top_logprobs": num})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (
+                400,
+                "top_logprobs",
+            )
 
 
 async def test_an_error_within_a_mapping_names_the_key(client: Client) -> None:
@@ -99,15 +97,14 @@ UNSUPPORTED: list[tuple[str, Any]] = [
 
 
 async def test_a_field_that_is_not_honoured_is_refused_by_name(client: Client) -> None:
-    with Offenders() as offenders:
-        for field, value in UNSUPPORTED:
-            with offenders.case(field, value):
-                answer = await client.post(CHAT, json={**HI, field: value})
-                error = answer.json()["error"]
-                assert (answer.status_code, error["param"]) == (400, field)
-                assert error["code"] == "unsupported_parameter"
-                assert field in error["message"]
-                assert not client.backend.requests
+    for case in every(UNSUPPORTED):
+        with case as (field, value):
+            answer = await client.post(CHAT, json={**HI, field: value})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, field)
+            assert error["code"] == "unsupported_parameter"
+            assert field in error["message"]
+            assert not client.backend.requests
 
 
 async def test_values_that_ask_for_nothing_are_accepted(client: Client) -> None:
@@ -138,10 +135,9 @@ UNKNOWN: list[tuple[str, str | None]] = [
 
 
 async def test_an_unknown_field_is_refused_with_a_suggestion(client: Client) -> None:
-    with Offenders() as offenders:
-        for field, hint in UNKNOWN:
-            with offenders.case(field, hint):
-                error = (await client.post(CHAT, json={**HI, field: 1})).json()["error"]
-                assert (error["param"], error["code"]) == (field, "unknown_parameter")
-                assert ("Did you mean" in error["message"]) == (hint is not None)
-                assert hint is None or repr(hint) in error["message"]
+    for case in every(UNKNOWN):
+        with case as (field, hint):
+            error = (await client.post(CHAT, json={**HI, field: 1})).json()["error"]
+            assert (error["param"], error["code"]) == (field, "unknown_parameter")
+            assert ("Did you mean" in error["message"]) == (hint is not None)
+            assert hint is None or repr(hint) in error["message"]

@@ -14,7 +14,7 @@ from serve_app.api.classify.routes import MAX_SCORES_AT_ONCE
 from serve_app.api.classify.scores import MAX_NUM_SCORES
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import Client, access_lines
 from tests.serve_app.fake_pooler import MAX_MODEL_LEN, FakeClassifier
 from tests.serve_app.fakes import FakeBackend, FakeClock
@@ -276,12 +276,11 @@ INVALID: list[tuple[dict[str, Any], str]] = [
 async def test_an_invalid_request_is_refused_by_the_field_s_name(
     client: Client, classifier: FakeClassifier
 ) -> None:
-    with Offenders() as offenders:
-        for fields, param in INVALID:
-            with offenders.case(fields, param):
-                error = await refused(client, {"input": "a", **fields})
-                assert error["param"] == param
-                assert classifier.requests == []
+    for case in every(INVALID):
+        with case as (fields, param):
+            error = await refused(client, {"input": "a", **fields})
+            assert error["param"] == param
+            assert classifier.requests == []
 
 
 async def test_an_unknown_field_is_refused_with_a_suggestion(client: Client) -> None:
@@ -303,13 +302,12 @@ OVER_A_LIMIT: list[tuple[dict[str, Any], str, str]] = [
 async def test_a_request_over_a_limit_is_refused_by_the_limit_s_name(
     strict_client: httpx.AsyncClient, classifier: FakeClassifier
 ) -> None:
-    with Offenders() as offenders:
-        for fields, limit, param in OVER_A_LIMIT:
-            with offenders.case(fields, limit, param):
-                error = await refused(strict_client, fields)
-                assert f"limits.{limit}" in error["message"]
-                assert error["param"] == param
-                assert classifier.requests == []
+    for case in every(OVER_A_LIMIT):
+        with case as (fields, limit, param):
+            error = await refused(strict_client, fields)
+            assert f"limits.{limit}" in error["message"]
+            assert error["param"] == param
+            assert classifier.requests == []
 
 
 async def test_a_request_at_its_limits_is_served(strict_client: httpx.AsyncClient) -> None:
@@ -427,11 +425,10 @@ UNSUPPORTED: list[tuple[str, object]] = [
 async def test_vllm_s_unsupported_fields_are_refused_by_name(
     client: Client, classifier: FakeClassifier
 ) -> None:
-    with Offenders() as offenders:
-        for field, value in UNSUPPORTED:
-            with offenders.case(field, value):
-                assert (await refused(client, {"input": "a", field: value}, VLLM))["param"] == field
-                assert classifier.requests == []
+    for case in every(UNSUPPORTED):
+        with case as (field, value):
+            assert (await refused(client, {"input": "a", field: value}, VLLM))["param"] == field
+            assert classifier.requests == []
 
 
 async def test_vllm_s_unsupported_fields_are_accepted_with_harmless_values(client: Client) -> None:
@@ -464,13 +461,12 @@ ASKED_FOR_TEXT: list[tuple[str, dict[str, Any]]] = [
 
 
 async def test_a_classifier_is_not_asked_for_text(client: Client) -> None:
-    with Offenders() as offenders:
-        for path, body in ASKED_FOR_TEXT:
-            with offenders.case(path, body):
-                error = await refused(client, {"model": "c", **body}, path)
-                assert (error["code"], error["param"]) == ("wrong_task", "model")
-                assert "'c' can't generate text. Models that can: m." in error["message"]
-                assert client.backend.num_calls == 0
+    for case in every(ASKED_FOR_TEXT):
+        with case as (path, body):
+            error = await refused(client, {"model": "c", **body}, path)
+            assert (error["code"], error["param"]) == ("wrong_task", "model")
+            assert "'c' can't generate text. Models that can: m." in error["message"]
+            assert client.backend.num_calls == 0
 
 
 async def test_an_unknown_model_is_not_found(client: Client) -> None:

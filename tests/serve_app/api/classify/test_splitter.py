@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.api.classify.splitter import Span, split
-from tests.offenders import Offenders
+from tests.offenders import every
 
 FLAG, OTHER_FLAG = "\U0001f1e9\U0001f1ea", "\U0001f1eb\U0001f1f7"
 FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"
@@ -104,10 +104,9 @@ PIECES: list[tuple[str, int, list[str]]] = [
 
 
 def test_pieces_end_after_sentences_or_words() -> None:
-    with Offenders() as offenders:
-        for text, max_chars, expected in PIECES:
-            with offenders.case(text, max_chars, expected):
-                assert pieces(text, max_chars) == expected
+    for case in every(PIECES):
+        with case as (text, max_chars, expected):
+            assert pieces(text, max_chars) == expected
 
 
 OVERLAPPING: list[tuple[str, int, int, list[str]]] = [
@@ -120,10 +119,9 @@ OVERLAPPING: list[tuple[str, int, int, list[str]]] = [
 
 
 def test_overlapping_pieces_begin_with_a_word_if_there_is_one() -> None:
-    with Offenders() as offenders:
-        for text, max_chars, overlap, expected in OVERLAPPING:
-            with offenders.case(text, max_chars, overlap, expected):
-                assert pieces(text, max_chars, overlap) == expected
+    for case in every(OVERLAPPING):
+        with case as (text, max_chars, overlap, expected):
+            assert pieces(text, max_chars, overlap) == expected
 
 
 def test_offsets_count_code_points() -> None:
@@ -143,9 +141,8 @@ OFTEN = [
 
 
 def test_a_megabyte_of_any_text_is_split() -> None:
-    with Offenders() as offenders:
-        for bit in OFTEN:
-            with offenders.case(bit):
-                text = (bit * (250_000 // len(bit) + 1))[:250_000]
-                assert "".join(pieces(text, 300)) == text
-                assert sum(map(len, pieces(text, 300, 200))) >= len(text)
+    for case in every(OFTEN):
+        with case as bit:
+            text = (bit * (250_000 // len(bit) + 1))[:250_000]
+            assert "".join(pieces(text, 300)) == text
+            assert sum(map(len, pieces(text, 300, 200))) >= len(text)

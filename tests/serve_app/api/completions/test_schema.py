@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from serve_app.api.completions.schema import CompletionRequest
 from serve_app.api.openai.prompt_schema import MAX_NUM_TOKEN_IDS
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import Client
 
 PATH = "/v1/completions"
@@ -44,12 +44,11 @@ OUT_OF_BOUNDS: list[tuple[str, Any, str]] = [
 
 
 async def test_a_value_out_of_bounds_is_refused_by_name(client: Client) -> None:
-    with Offenders() as offenders:
-        for field, value, param in OUT_OF_BOUNDS:
-            with offenders.case(field, value, param):
-                answer = await client.post(PATH, json={**HI, field: value})
-                assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-                assert not client.backend.requests
+    for case in every(OUT_OF_BOUNDS):
+        with case as (field, value, param):
+            answer = await client.post(PATH, json={**HI, field: value})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+            assert not client.backend.requests
 
 
 @pytest.mark.parametrize("options", [{}, {"include_usage": False}, {"include_usage": None}])

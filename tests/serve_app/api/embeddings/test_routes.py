@@ -14,7 +14,7 @@ from deployments.contract.errors import OverloadedError, PoolingFailedError
 from serve_app.api.embeddings.routes import MAX_NUMBERS, MAX_NUMBERS_AT_ONCE, json_slices
 from serve_app.api.embeddings.schema import Embedding, Embeddings
 from serve_app.api.openai.text_schema import TextUsage
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import Client, access_lines, client_of, make_app
 from tests.serve_app.fake_pooler import MAX_MODEL_LEN, WIDTH, FakeClassifier, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend
@@ -247,13 +247,12 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 async def test_a_wrong_request_is_told_why(client: Client) -> None:
-    with Offenders() as offenders:
-        for fields, param, words in WRONG:
-            with offenders.case(fields, param, words):
-                error = await refused(client, **fields)
-                assert error["param"] == param
-                assert words in error["message"]
-                assert error["type"] == "invalid_request_error"
+    for case in every(WRONG):
+        with case as (fields, param, words):
+            error = await refused(client, **fields)
+            assert error["param"] == param
+            assert words in error["message"]
+            assert error["type"] == "invalid_request_error"
 
 
 async def test_other_routes_refuse_an_embedding_model(client: Client) -> None:

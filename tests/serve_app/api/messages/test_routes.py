@@ -26,7 +26,7 @@ from deployments.contract.sampling_params import GRAMMAR_PARAM, ReasoningTokens
 from serve_app.api.messages.schema import MessagesEvent, PromptFields
 from serve_app.http.warning_header import WARNING_HEADER
 from tests.images import data_uri, png
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import ALICE, Client, client_of, make_app, ring
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
@@ -568,23 +568,22 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_what_is_not_honoured_is_refused_by_name_in_anthropic_s_shape(client: Client) -> None:
-    with Offenders() as offenders:
-        for fields, named in REFUSALS:
-            with offenders.case(fields, named):
-                answer = await client.post(
-                    MESSAGES, json={**HI, **fields}, headers={"x-request-id": "mine"}
-                )
-                assert answer.status_code == 400
-                told = answer.json()
-                assert told == {
-                    "type": "error",
-                    "error": {"type": "invalid_request_error", "message": told["error"]["message"]},
-                    "request_id": "mine",
-                }
-                assert named in told["error"]["message"]
-                assert answer.headers["request-id"] == "mine"
-                assert answer.headers["x-should-retry"] == "false"
-                assert client.backend.requests == []
+    for case in every(REFUSALS):
+        with case as (fields, named):
+            answer = await client.post(
+                MESSAGES, json={**HI, **fields}, headers={"x-request-id": "mine"}
+            )
+            assert answer.status_code == 400
+            told = answer.json()
+            assert told == {
+                "type": "error",
+                "error": {"type": "invalid_request_error", "message": told["error"]["message"]},
+                "request_id": "mine",
+            }
+            assert named in told["error"]["message"]
+            assert answer.headers["request-id"] == "mine"
+            assert answer.headers["x-should-retry"] == "false"
+            assert client.backend.requests == []
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from serve_app.metrics import DELIVERED_TOKENS, IngressMetrics
 from serve_app.streaming.event_id import LAST_EVENT_ID
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import Client, access_lines
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock, Step
@@ -461,15 +461,14 @@ OTHER_IDS: list[tuple[str, str]] = [
 
 
 async def test_an_id_that_is_not_ours_is_refused(client: Client) -> None:
-    with Offenders() as offenders:
-        for last, why in OTHER_IDS:
-            with offenders.case(last, why):
-                answer = await resume(client, ASK, last)
-                error = answer.json()["error"]
-                assert (answer.status_code, error["param"]) == (400, LAST_EVENT_ID)
-                assert why in error["message"]
-                assert "leave the header out" in error["message"]
-                assert not client.backend.requests
+    for case in every(OTHER_IDS):
+        with case as (last, why):
+            answer = await resume(client, ASK, last)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, LAST_EVENT_ID)
+            assert why in error["message"]
+            assert "leave the header out" in error["message"]
+            assert not client.backend.requests
 
 
 NOT_RESUMED: list[tuple[str, dict[str, Any]]] = [
@@ -481,15 +480,14 @@ NOT_RESUMED: list[tuple[str, dict[str, Any]]] = [
 
 
 async def test_what_can_not_be_resumed_is_refused_by_name(client: Client) -> None:
-    with Offenders() as offenders:
-        for path, body in NOT_RESUMED:
-            with offenders.case(path, body):
-                (last, *_) = await ids_of(client, CHAT, ASK)
-                client.backend.requests.clear()
-                answer = await resume(client, body, last, path)
-                assert answer.status_code == 400
-                assert LAST_EVENT_ID in answer.json()["error"]["message"]
-                assert not client.backend.requests
+    for case in every(NOT_RESUMED):
+        with case as (path, body):
+            (last, *_) = await ids_of(client, CHAT, ASK)
+            client.backend.requests.clear()
+            answer = await resume(client, body, last, path)
+            assert answer.status_code == 400
+            assert LAST_EVENT_ID in answer.json()["error"]["message"]
+            assert not client.backend.requests
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from deployments.contract.formats.reasoning_format import DEEPSEEK_R1, QWEN3, PromptReasoning
 from serve_app.api.reasoning.parser import ReasoningParser, SplitText
-from tests.offenders import Offenders
+from tests.offenders import every
 
 OPEN, BEGUN, ENDED = PromptReasoning.OPEN, PromptReasoning.BEGUN, PromptReasoning.ENDED
 PROMPTS = pytest.mark.parametrize("prompt", list(PromptReasoning))
@@ -46,11 +46,10 @@ SPLIT: list[tuple[PromptReasoning, str, str, str]] = [
 
 
 def test_the_reasoning_at_the_beginning_is_split_off() -> None:
-    with Offenders() as offenders:
-        for prompt, text, reasoning, content in SPLIT:
-            with offenders.case(prompt, text, reasoning, content):
-                assert split([text], prompt) == SplitText(reasoning, content)
-                assert split(list(text), prompt) == SplitText(reasoning, content)
+    for case in every(SPLIT):
+        with case as (prompt, text, reasoning, content):
+            assert split([text], prompt) == SplitText(reasoning, content)
+            assert split(list(text), prompt) == SplitText(reasoning, content)
 
 
 @PROMPTS
@@ -95,8 +94,7 @@ ENDS_OF_PROMPTS: list[tuple[str, PromptReasoning]] = [
 
 
 def test_the_end_of_the_prompt_says_where_the_answer_begins() -> None:
-    with Offenders() as offenders:
-        for end, told in ENDS_OF_PROMPTS:
-            with offenders.case(end, told):
-                assert QWEN3.at_end_of(end) is told
-                assert DEEPSEEK_R1.at_end_of(end) is (BEGUN if told is OPEN else told)
+    for case in every(ENDS_OF_PROMPTS):
+        with case as (end, told):
+            assert QWEN3.at_end_of(end) is told
+            assert DEEPSEEK_R1.at_end_of(end) is (BEGUN if told is OPEN else told)

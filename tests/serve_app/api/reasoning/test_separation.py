@@ -1,7 +1,7 @@
 from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.sampling_params import ReasoningTokens
 from serve_app.api.reasoning.separation import ReasoningCounter
-from tests.offenders import Offenders
+from tests.offenders import every
 
 OPEN, BEGUN, ENDED = PromptReasoning.OPEN, PromptReasoning.BEGUN, PromptReasoning.ENDED
 START, END = 8, 9
@@ -20,12 +20,11 @@ COUNTED: list[tuple[PromptReasoning, tuple[int, ...], int]] = [
 
 
 def test_the_tokens_of_the_first_block_are_counted_with_its_marks() -> None:
-    with Offenders() as offenders:
-        for prompt, token_ids, num_tokens in COUNTED:
-            with offenders.case(prompt, token_ids, num_tokens):
-                for size in (1, 2, 6):
-                    counter = ReasoningCounter(ReasoningTokens(START, END), prompt)
-                    counter.add(())
-                    for at in range(0, len(token_ids), size):
-                        counter.add(token_ids[at : at + size])
-                    assert counter.num_tokens == num_tokens
+    for case in every(COUNTED):
+        with case as (prompt, token_ids, num_tokens):
+            for size in (1, 2, 6):
+                counter = ReasoningCounter(ReasoningTokens(START, END), prompt)
+                counter.add(())
+                for at in range(0, len(token_ids), size):
+                    counter.add(token_ids[at : at + size])
+                assert counter.num_tokens == num_tokens

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from deployments.contract.errors import InvalidRequestError
 from deployments.contract.pooling import TextPair
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import Client, access_lines, client_of, make_app
 from tests.serve_app.fake_pooler import (
     MAX_MODEL_LEN,
@@ -160,23 +160,21 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_a_wrong_request_is_told_why_in_the_path_s_shape(client: Client) -> None:
-    with Offenders() as offenders:
-        for path in PATHS:
-            for fields, words in WRONG:
-                with offenders.case(path, fields, words):
-                    await client.post(
-                        "/rerank", json={"query": "a", "documents": ["a"]}
-                    )  # the models are known
-                    body = {"model": "x", "query": QUERY, "documents": DOCUMENTS, **fields}
-                    answer = await client.post(path, json=body)
-                    assert answer.status_code == 400
-                    told = answer.json()
-                    if path == "/v2/rerank":
-                        assert set(told) == {"id", "message"}
-                        assert told["id"] == answer.headers["x-request-id"]
-                        assert words in told["message"]
-                    else:
-                        assert words in told["error"]["message"]
+    for case in every((path, fields, words) for path in PATHS for fields, words in WRONG):
+        with case as (path, fields, words):
+            await client.post(
+                "/rerank", json={"query": "a", "documents": ["a"]}
+            )  # the models are known
+            body = {"model": "x", "query": QUERY, "documents": DOCUMENTS, **fields}
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 400
+            told = answer.json()
+            if path == "/v2/rerank":
+                assert set(told) == {"id", "message"}
+                assert told["id"] == answer.headers["x-request-id"]
+                assert words in told["message"]
+            else:
+                assert words in told["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from deployments.contract.sampling_params import GRAMMAR_PARAM, ReasoningTokens
 from serve_app.api.responses.schema import ResponsesEvent
 from serve_app.http.warning_header import WARNING_HEADER
 from tests.images import data_uri
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import Client, client_of, make_app
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
@@ -413,15 +413,14 @@ NOT_HONOURED: list[tuple[dict[str, Any], str]] = [
 async def test_what_is_not_honoured_is_refused_by_name(
     caller: httpx.AsyncClient, calling: FakeBackend
 ) -> None:
-    with Offenders() as offenders:
-        for fields, param in NOT_HONOURED:
-            with offenders.case(fields, param):
-                answer = await caller.post(RESPONSES, json={**HI, **fields})
-                error = answer.json()["error"]
-                assert answer.status_code == 400, error
-                assert error["param"].startswith(param)
-                assert error["param"] in error["message"]
-                assert calling.requests == []
+    for case in every(NOT_HONOURED):
+        with case as (fields, param):
+            answer = await caller.post(RESPONSES, json={**HI, **fields})
+            error = answer.json()["error"]
+            assert answer.status_code == 400, error
+            assert error["param"].startswith(param)
+            assert error["param"] in error["message"]
+            assert calling.requests == []
 
 
 async def test_an_effort_is_named_in_the_warning_header_where_the_template_has_no_setting(
@@ -481,12 +480,11 @@ METADATA: list[dict[str, object]] = [
 
 
 async def test_metadata_has_openai_s_bounds(client: Client) -> None:
-    with Offenders() as offenders:
-        for metadata in METADATA:
-            with offenders.case(metadata):
-                answer = await client.post(RESPONSES, json={**HI, "metadata": metadata})
-                assert answer.status_code == 400
-                assert answer.json()["error"]["param"].startswith("metadata")
+    for case in every(METADATA):
+        with case as metadata:
+            answer = await client.post(RESPONSES, json={**HI, "metadata": metadata})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"].startswith("metadata")
 
 
 async def test_a_replica_s_refusal_of_a_grammar_names_the_client_s_field(client: Client) -> None:

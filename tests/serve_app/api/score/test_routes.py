@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from deployments.contract.pooling import TextPair
 from serve_app.api.intake import comparer
 from serve_app.api.intake.comparer import cosines
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import Client, make_app
 from tests.serve_app.fake_pooler import MAX_MODEL_LEN, WIDTH, FakeCrossEncoder, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend
@@ -100,15 +100,14 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 async def test_a_wrong_request_is_told_why(client: Client) -> None:
-    with Offenders() as offenders:
-        for fields, param, words in WRONG:
-            with offenders.case(fields, param, words):
-                body = {"model": "x", "text_1": "a", "text_2": "b", **fields}
-                answer = await client.post("/score", json=body)
-                assert answer.status_code == 400
-                error = answer.json()["error"]
-                assert error["param"] == param
-                assert words in error["message"]
+    for case in every(WRONG):
+        with case as (fields, param, words):
+            body = {"model": "x", "text_1": "a", "text_2": "b", **fields}
+            answer = await client.post("/score", json=body)
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert error["param"] == param
+            assert words in error["message"]
 
 
 async def test_many_vectors_are_compared_off_the_event_loop(

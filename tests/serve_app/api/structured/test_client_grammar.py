@@ -8,7 +8,7 @@ from deployments.contract.errors import InvalidRequestError
 from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.client_grammar import choice_grammar, regex_grammar, rules_grammar
 from serve_app.config import LimitsConfig
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.api.structured.accepting import takes
 
 SETTINGS = GrammarSettings(LimitsConfig())
@@ -35,12 +35,11 @@ WHOLE: list[tuple[str, list[str], list[str]]] = [
 
 
 def test_a_regular_expression_matches_the_whole_text() -> None:
-    with Offenders() as offenders:
-        for pattern, whole, others in WHOLE:
-            with offenders.case(pattern, whole, others):
-                grammar = regex_grammar(pattern, SETTINGS, "regex").text
-                assert all(takes(grammar, text) for text in whole)
-                assert not any(takes(grammar, text) for text in others)
+    for case in every(WHOLE):
+        with case as (pattern, whole, others):
+            grammar = regex_grammar(pattern, SETTINGS, "regex").text
+            assert all(takes(grammar, text) for text in whole)
+            assert not any(takes(grammar, text) for text in others)
 
 
 REFUSED_PATTERNS: list[tuple[str, str]] = [
@@ -56,10 +55,9 @@ REFUSED_PATTERNS: list[tuple[str, str]] = [
 
 
 def test_a_regular_expression_that_is_refused_is_explained() -> None:
-    with Offenders() as offenders:
-        for pattern, word in REFUSED_PATTERNS:
-            with offenders.case(pattern, word):
-                assert word in refusal(regex_grammar, pattern)
+    for case in every(REFUSED_PATTERNS):
+        with case as (pattern, word):
+            assert word in refusal(regex_grammar, pattern)
 
 
 def test_an_error_says_how_regular_expressions_are_read() -> None:
@@ -130,14 +128,13 @@ REFUSED_RULES: list[tuple[str, str]] = [
 
 
 def test_rules_that_are_refused_are_explained() -> None:
-    with Offenders() as offenders:
-        for rules, word in REFUSED_RULES:
-            with offenders.case(rules, word):
-                message = refusal(rules_grammar, rules)
-                assert word in message
-                assert "available" not in message, (
-                    "the vocabulary of the test compilation is not the model's"
-                )
+    for case in every(REFUSED_RULES):
+        with case as (rules, word):
+            message = refusal(rules_grammar, rules)
+            assert word in message
+            assert "available" not in message, (
+                "the vocabulary of the test compilation is not the model's"
+            )
 
 
 def test_a_client_s_rules_can_not_change_the_options() -> None:
@@ -157,7 +154,6 @@ EXPENSIVE: list[tuple[Any, str, str]] = [
 
 
 def test_an_expensive_grammar_is_refused() -> None:
-    with Offenders() as offenders:
-        for make, source, word in EXPENSIVE:
-            with offenders.case(make, source, word):
-                assert word in refusal(make, source)
+    for case in every(EXPENSIVE):
+        with case as (make, source, word):
+            assert word in refusal(make, source)

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serve_app.api.structured.closed_schema import closed
-from tests.offenders import Offenders
+from tests.offenders import every
 
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 B: dict[str, Any] = {"type": "object", "properties": {"b": {}}, "required": ["b"]}
@@ -37,12 +37,11 @@ CLOSED: list[Any] = [
 
 
 def test_an_object_is_closed_wherever_it_alone_decides() -> None:
-    with Offenders() as offenders:
-        for around in CLOSED:
-            with offenders.case(around):
-                assert str(closed(around(A))).count("'additionalProperties': False") >= 1
-                made = closed(around(A))
-                assert A not in [made, *_values(made)]
+    for case in every(CLOSED):
+        with case as around:
+            assert str(closed(around(A))).count("'additionalProperties': False") >= 1
+            made = closed(around(A))
+            assert A not in [made, *_values(made)]
 
 
 def _values(value: Any) -> list[Any]:
@@ -77,10 +76,9 @@ OPEN: list[Any] = [
 
 
 def test_an_object_stays_open_if_it_or_another_schema_says_more() -> None:
-    with Offenders() as offenders:
-        for schema in OPEN:
-            with offenders.case(schema):
-                assert closed(schema) == schema
+    for case in every(OPEN):
+        with case as schema:
+            assert closed(schema) == schema
 
 
 def test_a_definition_that_is_used_beside_others_stays_open_everywhere() -> None:

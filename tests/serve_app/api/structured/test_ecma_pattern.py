@@ -21,7 +21,7 @@ from serve_app.api.structured.ecma_pattern import (
     InvalidPatternError,
     translated,
 )
-from tests.offenders import Offenders
+from tests.offenders import every
 
 VOCABULARY = LLTokenizer("byte")
 
@@ -81,12 +81,11 @@ MATCHES: list[tuple[str, list[str], list[str]]] = [
 
 
 def test_a_pattern_matches_what_it_matches_in_javascript() -> None:
-    with Offenders() as offenders:
-        for pattern, whole, others in MATCHES:
-            with offenders.case(pattern):
-                assert not translated(pattern).left_out
-                assert [text for text in whole if not matches(pattern, text)] == []
-                assert [text for text in others if matches(pattern, text)] == []
+    for case in every(MATCHES):
+        with case as (pattern, whole, others):
+            assert not translated(pattern).left_out
+            assert [text for text in whole if not matches(pattern, text)] == []
+            assert [text for text in others if matches(pattern, text)] == []
 
 
 LEFT_OUT: list[tuple[str, str, list[str], list[str]]] = [
@@ -102,12 +101,11 @@ LEFT_OUT: list[tuple[str, str, list[str], list[str]]] = [
 
 
 def test_what_a_grammar_can_not_follow_is_left_out_and_the_rest_holds() -> None:
-    with Offenders() as offenders:
-        for pattern, name, whole, others in LEFT_OUT:
-            with offenders.case(pattern):
-                assert translated(pattern).left_out == {name}
-                assert [text for text in whole if not matches(pattern, text)] == []
-                assert [text for text in others if matches(pattern, text)] == []
+    for case in every(LEFT_OUT):
+        with case as (pattern, name, whole, others):
+            assert translated(pattern).left_out == {name}
+            assert [text for text in whole if not matches(pattern, text)] == []
+            assert [text for text in others if matches(pattern, text)] == []
 
 
 INVALID: list[tuple[str, str]] = [
@@ -133,10 +131,9 @@ INVALID: list[tuple[str, str]] = [
 
 
 def test_an_invalid_pattern_is_explained() -> None:
-    with Offenders() as offenders:
-        for pattern, why in INVALID:
-            with offenders.case(pattern), pytest.raises(InvalidPatternError, match=re.escape(why)):
-                translated(pattern)
+    for case in every(INVALID):
+        with case as (pattern, why), pytest.raises(InvalidPatternError, match=re.escape(why)):
+            translated(pattern)
 
 
 # What means the same to Python's `re` as to ECMA-262.

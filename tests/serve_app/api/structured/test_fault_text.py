@@ -1,5 +1,5 @@
 from serve_app.api.structured.fault_text import MAX_LENGTH, readable
-from tests.offenders import Offenders
+from tests.offenders import every
 
 REGEX = """at 1(8): invalid regex "a(b" (in regex): regex parse error:
     a(b
@@ -44,10 +44,9 @@ FAULTS: list[tuple[str, str]] = [
 
 
 def test_a_fault_is_told_in_one_line() -> None:
-    with Offenders() as offenders:
-        for fault, told in FAULTS:
-            with offenders.case(fault, told):
-                assert readable(fault) == told
+    for case in every(FAULTS):
+        with case as (fault, told):
+            assert readable(fault) == told
 
 
 def test_a_long_expression_is_shown_around_its_fault() -> None:

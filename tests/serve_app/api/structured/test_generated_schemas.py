@@ -10,7 +10,7 @@ from serve_app.api.intake.stream_opener import unheld_warnings
 from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.json_schema_grammar import LENIENT, json_schema_grammar
 from serve_app.config import LimitsConfig
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.api.structured.accepting import takes
 from tests.serve_app.api.structured.generated_schemas import GENERATORS, generated
 
@@ -27,14 +27,13 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("in_process")
 def test_every_schema_is_accepted_and_what_is_left_out_is_named() -> None:
     num_schemas = Counter[str]()
-    with Offenders() as offenders:
-        for each in generated():
+    for case in every(generated()):
+        with case as each:
             num_schemas[each.name.partition(" ")[0]] += 1
-            with offenders.case(each.name, each.schema):
-                found = json_schema_grammar(each.schema, SETTINGS, style=LENIENT)
-                told = [f"Not enforced in JSON schemas: {each.unheld}"] if each.unheld else []
-                assert list(unheld_warnings(found.unheld)) == told
-                example = json.dumps(each.example, ensure_ascii=False)
-                assert takes(found.text, example), example
+            found = json_schema_grammar(each.schema, SETTINGS, style=LENIENT)
+            told = [f"Not enforced in JSON schemas: {each.unheld}"] if each.unheld else []
+            assert list(unheld_warnings(found.unheld)) == told
+            example = json.dumps(each.example, ensure_ascii=False)
+            assert takes(found.text, example), example
     assert num_schemas.keys() == GENERATORS.keys()
     assert num_schemas.total() >= 300

@@ -21,7 +21,7 @@ from serve_app.api.structured.structural_tag_grammar import structural_tag_gramm
 from serve_app.config import AppConfig, LimitsConfig
 from serve_app.http.warning_header import WARNING_HEADER
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.api.structured.accepting import takes
 from tests.serve_app.fakes import FakeBackend
 
@@ -82,13 +82,12 @@ HELD: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
 @pytest.mark.usefixtures("num_compiled")
 @pytest.mark.parametrize("style", [LENIENT, STRICT], ids=["lenient", "strict"])
 def test_limits_of_any_size_are_held(style: Any) -> None:
-    with Offenders() as offenders:
-        for schema, valid, invalid in HELD:
-            with offenders.case(schema):
-                found = json_schema_grammar(schema, SETTINGS, style=style)
-                assert found.unheld == ()
-                assert [each for each in valid if not takes(found.text, _json(each))] == []
-                assert [each for each in invalid if takes(found.text, _json(each))] == []
+    for case in every(HELD):
+        with case as (schema, valid, invalid):
+            found = json_schema_grammar(schema, SETTINGS, style=style)
+            assert found.unheld == ()
+            assert [each for each in valid if not takes(found.text, _json(each))] == []
+            assert [each for each in invalid if takes(found.text, _json(each))] == []
 
 
 def _json(value: Any) -> str:
@@ -121,12 +120,11 @@ LENIENTLY: list[tuple[dict[str, Any], list[str], Any]] = [
 
 @pytest.mark.usefixtures("num_compiled")
 def test_what_can_not_be_held_is_left_out_and_named() -> None:
-    with Offenders() as offenders:
-        for schema, unheld, valid in LENIENTLY:
-            with offenders.case(schema):
-                found = json_schema_grammar(schema, SETTINGS, style=LENIENT)
-                assert list(found.unheld) == unheld
-                assert takes(found.text, _json(valid))
+    for case in every(LENIENTLY):
+        with case as (schema, unheld, valid):
+            found = json_schema_grammar(schema, SETTINGS, style=LENIENT)
+            assert list(found.unheld) == unheld
+            assert takes(found.text, _json(valid))
 
 
 STRICTLY: list[tuple[dict[str, Any], str]] = [
@@ -141,9 +139,9 @@ STRICTLY: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.usefixtures("num_compiled")
 def test_a_strict_schema_is_refused_for_what_it_can_not_do_without() -> None:
-    with Offenders() as offenders:
-        for schema, why in STRICTLY:
-            with offenders.case(schema), pytest.raises(InvalidRequestError) as refused:
+    for case in every(STRICTLY):
+        with case as (schema, why):
+            with pytest.raises(InvalidRequestError) as refused:
                 json_schema_grammar(schema, SETTINGS, style=STRICT)
             assert why in refused.value.message
             assert "Without strict: true" in refused.value.message
@@ -218,17 +216,16 @@ async def test_every_route_holds_and_names_the_same(config: AppConfig) -> None:
     backend = FakeBackend(tool_call_format="hermes")
     transport = httpx.ASGITransport(build_app(AppParts(config, {"m": backend})))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        with Offenders() as offenders:
-            for name, route, body in ROUTES:
-                with offenders.case(name):
-                    answer = await client.post(route, json=body)
-                    assert answer.status_code == 200, answer.text
-                    told = "Not enforced in JSON schemas: " + ", ".join(LEFT_OUT_OF_MANY)
-                    assert answer.headers[WARNING_HEADER] == told
-                    grammar = backend.requests[-1].sampling.grammar or ""
-                    call = f'<tool_call>{{"name": "f", "arguments": {ANSWER}}}</tool_call>'
-                    assert takes(grammar, call.replace(">{", ">\n{").replace("}<", "}\n<")
-                                 if "tool" in name else ANSWER)  # fmt: skip
+        for case in every(ROUTES):
+            with case as (name, route, body):
+                answer = await client.post(route, json=body)
+                assert answer.status_code == 200, answer.text
+                told = "Not enforced in JSON schemas: " + ", ".join(LEFT_OUT_OF_MANY)
+                assert answer.headers[WARNING_HEADER] == told
+                grammar = backend.requests[-1].sampling.grammar or ""
+                call = f'<tool_call>{{"name": "f", "arguments": {ANSWER}}}</tool_call>'
+                assert takes(grammar, call.replace(">{", ">\n{").replace("}<", "}\n<")
+                             if "tool" in name else ANSWER)  # fmt: skip
 
 
 def faulty_tools(num_tools: int) -> list[dict[str, Any]]:

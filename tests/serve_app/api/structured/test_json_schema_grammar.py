@@ -27,7 +27,7 @@ from serve_app.api.structured.json_schema_grammar import (
 )
 from serve_app.config import LimitsConfig
 from tests.engine.collector import Collector
-from tests.offenders import Offenders
+from tests.offenders import every
 
 FOLDER = Path(__file__).resolve().parents[4] / "models/pydoc-chat"
 NUM_TOGETHER = 6
@@ -67,11 +67,10 @@ def test_a_schema_becomes_a_grammar() -> None:
 
 
 def test_a_keyword_that_cannot_be_honoured_is_refused_by_name() -> None:
-    with Offenders() as offenders:
-        for keyword in UNSUPPORTED_KEYWORDS:
-            with offenders.case(keyword):
-                inner = {"type": ["object", "array"], keyword: UNSUPPORTED_KEYWORDS[keyword]}
-                assert keyword in refusal({"type": "object", "properties": {"a": inner}})
+    for case in every(UNSUPPORTED_KEYWORDS):
+        with case as keyword:
+            inner = {"type": ["object", "array"], keyword: UNSUPPORTED_KEYWORDS[keyword]}
+            assert keyword in refusal({"type": "object", "properties": {"a": inner}})
 
 
 REFUSED: list[tuple[Any, str]] = [
@@ -89,10 +88,9 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 def test_a_schema_that_cannot_be_honoured_is_refused() -> None:
-    with Offenders() as offenders:
-        for schema, word in REFUSED:
-            with offenders.case(schema, word):
-                assert word in refusal(schema)
+    for case in every(REFUSED):
+        with case as (schema, word):
+            assert word in refusal(schema)
 
 
 def nested(depth: int) -> dict[str, Any]:

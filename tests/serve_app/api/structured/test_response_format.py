@@ -8,7 +8,7 @@ import pytest
 from serve_app.api.structured import answer_grammar
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import Client
 from tests.serve_app.fakes import FakeBackend
 
@@ -70,15 +70,14 @@ INVALID: list[Any] = [
 
 
 async def test_an_invalid_response_format_is_refused_by_the_field_s_name(client: Client) -> None:
-    with Offenders() as offenders:
-        for response_format in INVALID:
-            with offenders.case(response_format):
-                answer = await client.post(CHAT, json={**HI, "response_format": response_format})
-                error = answer.json()["error"]
-                assert answer.status_code == 400
-                assert error["param"].startswith("response_format")
-                assert error["message"]
-                assert not client.backend.requests
+    for case in every(INVALID):
+        with case as response_format:
+            answer = await client.post(CHAT, json={**HI, "response_format": response_format})
+            error = answer.json()["error"]
+            assert answer.status_code == 400
+            assert error["param"].startswith("response_format")
+            assert error["message"]
+            assert not client.backend.requests
 
 
 async def test_the_document_names_the_field_schema(client: Client) -> None:

@@ -12,7 +12,7 @@ from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.structural_tag import MAX_NUM_FORMATS, StructuralTag
 from serve_app.api.structured.structural_tag_grammar import structural_tag_grammar
 from serve_app.config import LimitsConfig
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.api.structured.accepting import takes
 
 SETTINGS = GrammarSettings(LimitsConfig())
@@ -69,15 +69,14 @@ CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
 
 @pytest.mark.slow
 def test_a_format_accepts_its_texts_and_no_others() -> None:
-    with Offenders() as offenders:
-        for at in range(len(CASES)):
-            with offenders.case(at):
-                format_, texts, others = CASES[at]
-                grammar = grammar_of(format=format_)
-                for text in texts:
-                    assert takes(grammar, text), text
-                for text in others:
-                    assert not takes(grammar, text), text
+    for case in every(range(len(CASES))):
+        with case as at:
+            format_, texts, others = CASES[at]
+            grammar = grammar_of(format=format_)
+            for text in texts:
+                assert takes(grammar, text), text
+            for text in others:
+                assert not takes(grammar, text), text
 
 
 def test_the_older_shape_is_text_with_triggered_tags() -> None:
@@ -103,10 +102,9 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
 
 
 def test_a_shape_that_is_not_supported_is_refused_by_name() -> None:
-    with Offenders() as offenders:
-        for fields, word in UNSUPPORTED:
-            with offenders.case(fields, word), pytest.raises(ValidationError, match=word):
-                StructuralTag.model_validate({"type": "structural_tag", **fields})
+    for case in every(UNSUPPORTED):
+        with case as (fields, word), pytest.raises(ValidationError, match=word):
+            StructuralTag.model_validate({"type": "structural_tag", **fields})
 
 
 EXPLAINED: list[tuple[dict[str, Any], str]] = [
@@ -119,12 +117,11 @@ EXPLAINED: list[tuple[dict[str, Any], str]] = [
 
 
 def test_a_tag_that_can_not_be_honoured_is_explained() -> None:
-    with Offenders() as offenders:
-        for format_, word in EXPLAINED:
-            with offenders.case(format_, word):
-                with pytest.raises(InvalidRequestError, match=word) as refused:
-                    grammar_of(format=format_)
-                assert refused.value.param == "the.field"
+    for case in every(EXPLAINED):
+        with case as (format_, word):
+            with pytest.raises(InvalidRequestError, match=word) as refused:
+                grammar_of(format=format_)
+            assert refused.value.param == "the.field"
 
 
 def tag_of(content: dict[str, Any]) -> dict[str, Any]:

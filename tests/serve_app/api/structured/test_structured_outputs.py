@@ -27,7 +27,7 @@ from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.structured_outputs import StructuredOutputs
 from serve_app.config import AppConfig, LimitsConfig
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.api.structured.accepting import takes
 from tests.serve_app.apps import Client, client_of, make_app
 from tests.serve_app.fakes import FakeBackend
@@ -151,16 +151,15 @@ async def refusal(client: httpx.AsyncClient, **fields: Any) -> tuple[str, str]:
 async def test_the_bodies_of_vllm_s_documentation_are_honoured(
     client: Client, path: str, body: dict[str, Any]
 ) -> None:
-    with Offenders() as offenders:
-        for name in DOCUMENTED:
-            with offenders.case(name):
-                fields, text = DOCUMENTED[name]
-                answer = await client.post(path, json={**body, **fields})
-                assert answer.status_code == 200, answer.text
-                grammar = client.backend.requests[-1].sampling.grammar
-                assert grammar is not None
-                assert takes(grammar, text)
-                assert not takes(grammar, "<function=other>{}")
+    for case in every(DOCUMENTED):
+        with case as name:
+            fields, text = DOCUMENTED[name]
+            answer = await client.post(path, json={**body, **fields})
+            assert answer.status_code == 200, answer.text
+            grammar = client.backend.requests[-1].sampling.grammar
+            assert grammar is not None
+            assert takes(grammar, text)
+            assert not takes(grammar, "<function=other>{}")
 
 
 NOT_HONOURED: list[tuple[dict[str, Any], str]] = [
@@ -192,11 +191,10 @@ NOT_HONOURED: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_what_can_not_be_honoured_is_refused_by_name(client: Client) -> None:
-    with Offenders() as offenders:
-        for fields, param in NOT_HONOURED:
-            with offenders.case(fields, param):
-                assert (await refusal(client, **fields))[0] == param
-                assert not client.backend.requests
+    for case in every(NOT_HONOURED):
+        with case as (fields, param):
+            assert (await refusal(client, **fields))[0] == param
+            assert not client.backend.requests
 
 
 async def test_a_wrong_name_is_corrected(client: Client) -> None:

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from deployments.contract.errors import GenerationFailedError
 from deployments.contract.messages import ChatMessage, TextPart
 from deployments.contract.output import FinishReason, TextDelta
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import Client
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend
@@ -68,12 +68,11 @@ INVALID: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_an_invalid_request_is_refused_by_the_field_s_name(client: Client) -> None:
-    with Offenders() as offenders:
-        for body, param in INVALID:
-            with offenders.case(body, param):
-                answer = await client.post(PATH, json=body)
-                assert answer.status_code in (400, 404)
-                assert answer.json()["error"]["param"] == param
+    for case in every(INVALID):
+        with case as (body, param):
+            answer = await client.post(PATH, json=body)
+            assert answer.status_code in (400, 404)
+            assert answer.json()["error"]["param"] == param
 
 
 async def test_null_counts_as_absent(client: Client) -> None:

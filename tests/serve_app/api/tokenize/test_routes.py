@@ -7,7 +7,7 @@ from deployments.contract.generation import TokenizeRequest
 from deployments.contract.messages import ChatMessage, TextPart, Tool
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import Client
 from tests.serve_app.fakes import FakeBackend
 
@@ -70,12 +70,11 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
 
 
 async def test_an_invalid_request_is_refused_by_the_field_s_name(client: Client) -> None:
-    with Offenders() as offenders:
-        for path, body, param in INVALID:
-            with offenders.case(path, body, param):
-                answer = await client.post(path, json=body)
-                assert answer.status_code == (404 if param == "model" else 400)
-                assert answer.json()["error"]["param"] == param
+    for case in every(INVALID):
+        with case as (path, body, param):
+            answer = await client.post(path, json=body)
+            assert answer.status_code == (404 if param == "model" else 400)
+            assert answer.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize(("tokens", "text"), [([], ""), ([104, 105], "hi")])

@@ -7,7 +7,7 @@ import pytest
 from deployments.contract.messages import Tool
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import Client
 from tests.serve_app.fakes import FakeBackend
 
@@ -76,13 +76,12 @@ INVALID: list[tuple[Any, str, str]] = [
 
 
 async def test_invalid_tools_are_refused_by_name(client: Client) -> None:
-    with Offenders() as offenders:
-        for tools, param, hint in INVALID:
-            with offenders.case(tools, param, hint):
-                error = await refusal(client, tools=tools)
-                assert error["param"] == param
-                assert hint in error["message"]
-                assert not client.backend.requests
+    for case in every(INVALID):
+        with case as (tools, param, hint):
+            error = await refusal(client, tools=tools)
+            assert error["param"] == param
+            assert hint in error["message"]
+            assert not client.backend.requests
 
 
 INVALID_CHOICES: list[tuple[Any, str]] = [
@@ -102,10 +101,9 @@ INVALID_CHOICES: list[tuple[Any, str]] = [
 
 
 async def test_an_invalid_tool_choice_is_refused(client: Client) -> None:
-    with Offenders() as offenders:
-        for choice, param in INVALID_CHOICES:
-            with offenders.case(choice, param):
-                assert (await refusal(client, tools=[tool()], tool_choice=choice))["param"] == param
+    for case in every(INVALID_CHOICES):
+        with case as (choice, param):
+            assert (await refusal(client, tools=[tool()], tool_choice=choice))["param"] == param
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
@@ -124,12 +122,14 @@ async def test_only_allowed_tools_are_offered(client: Client, mode: str) -> None
 
 async def test_a_required_or_named_call_needs_tools(client: Client) -> None:
     no_tools: list[Any] = [None, []]
-    with Offenders() as offenders:
-        for tools in no_tools:
-            for choice in ("required", {"type": "function", "function": {"name": "f"}}):
-                with offenders.case(tools, choice):
-                    error = await refusal(client, tools=tools, tool_choice=choice)
-                    assert error["param"].startswith("tool_choice")
+    for case in every(
+        (tools, choice)
+        for tools in no_tools
+        for choice in ("required", {"type": "function", "function": {"name": "f"}})
+    ):
+        with case as (tools, choice):
+            error = await refusal(client, tools=tools, tool_choice=choice)
+            assert error["param"].startswith("tool_choice")
 
 
 @pytest.mark.parametrize("choice", ["none", "auto", None])

@@ -20,7 +20,7 @@ from serve_app.backends.models import cluster_state
 from serve_app.backends.models.cluster_state import states_in, unnamed_state
 from serve_app.backends.models.serving_states import DeploymentState, ServingState
 from serve_app.placement import Demand
-from tests.offenders import Offenders
+from tests.offenders import every
 
 STATES: list[tuple[DeploymentStatus, dict[ReplicaState, int], ServingState]] = [
     (DeploymentStatus.HEALTHY, {ReplicaState.RUNNING: 2}, ServingState.RUNNING),
@@ -39,16 +39,15 @@ STATES: list[tuple[DeploymentStatus, dict[ReplicaState, int], ServingState]] = [
 
 
 def test_a_deployment_without_a_running_replica_is_down_if_it_should_have_one() -> None:
-    with Offenders() as offenders:
-        for status, states, expected in STATES:
-            with offenders.case(status, states, expected):
-                found = states_of(status, states)["m"]
-                assert (found.serving, found.status, found.message) == (
-                    expected,
-                    status.value,
-                    "why",
-                )
-                assert found.num_replicas == {state.value: n for state, n in states.items() if n}
+    for case in every(STATES):
+        with case as (status, states, expected):
+            found = states_of(status, states)["m"]
+            assert (found.serving, found.status, found.message) == (
+                expected,
+                status.value,
+                "why",
+            )
+            assert found.num_replicas == {state.value: n for state, n in states.items() if n}
 
 
 def test_states_of_replicas_may_come_as_strings() -> None:

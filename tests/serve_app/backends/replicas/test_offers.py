@@ -7,7 +7,7 @@ from deployments.contract.generation import Accepted, Refused
 from serve_app.backends.replicas.admission_queue import FullError
 from serve_app.backends.replicas.offers import MAX_ATTEMPTS, raise_refusal, until_taken
 from serve_app.backends.replicas.running_replicas import ReplicaFacts, RunningReplicas
-from tests.offenders import Offenders
+from tests.offenders import every
 
 
 def running(*replica_ids: str) -> RunningReplicas:
@@ -73,13 +73,12 @@ ANSWERS: list[tuple[Sequence[Refused], bool]] = [
 
 
 async def test_full_error_is_raised_only_if_every_replica_is_full() -> None:
-    with Offenders() as offenders:
-        for answers, are_all_full in ANSWERS:
-            with offenders.case(answers, are_all_full):
-                with pytest.raises(OverloadedError) as caught:
-                    await until_taken(Asked(*answers), running(*"ab"[: len(answers)]))
-                assert isinstance(caught.value, FullError) is are_all_full
-                assert caught.value.retry_after_s == 7
+    for case in every(ANSWERS):
+        with case as (answers, are_all_full):
+            with pytest.raises(OverloadedError) as caught:
+                await until_taken(Asked(*answers), running(*"ab"[: len(answers)]))
+            assert isinstance(caught.value, FullError) is are_all_full
+            assert caught.value.retry_after_s == 7
 
 
 async def test_a_refusal_says_more_than_another_version() -> None:

@@ -25,7 +25,7 @@ from serve_app.backends.replicas.lost import LostAfterStartError, ReplicaStopped
 from serve_app.backends.replicas.offers import MAX_ATTEMPTS
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from tests.deadline import in_time
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.backends.replicas.test_handles import (
     ERRORS,
     FakeMethod,
@@ -108,15 +108,14 @@ async def test_if_all_replicas_refuse_the_shortest_wait_is_reported_after_a_few_
 
 
 async def test_ray_s_errors_become_ours() -> None:
-    with Offenders() as offenders:
-        for theirs, ours in ERRORS:
-            with offenders.case(theirs, ours):
-                model, handle = backend(theirs)
-                with pytest.raises(ours) as caught:
-                    await model.send(REQUEST)
-                assert type(caught.value) is ours
-                assert "secret" not in str(caught.value)
-                assert handle.calls[0].is_cancelled
+    for case in every(ERRORS):
+        with case as (theirs, ours):
+            model, handle = backend(theirs)
+            with pytest.raises(ours) as caught:
+                await model.send(REQUEST)
+            assert type(caught.value) is ours
+            assert "secret" not in str(caught.value)
+            assert handle.calls[0].is_cancelled
 
 
 async def test_the_param_of_an_error_reaches_the_caller() -> None:

@@ -36,7 +36,7 @@ from serve_app.config import AppConfig, LimitsConfig
 from serve_app.http.request_id import RequestIdMiddleware
 from serve_app.ingress import AppParts, build_app
 from serve_app.middleware.access_log import AccessLogMiddleware
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.apps import make_app
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fake_pooler import FakeClassifier
@@ -67,12 +67,11 @@ BEFORE_THE_FIRST: list[tuple[dict[str, float], float, type[DeadlineExceededError
 
 
 def test_before_the_first_token_the_earlier_of_two_deadlines_counts() -> None:
-    with Offenders() as offenders:
-        for changes, at_s, error in BEFORE_THE_FIRST:
-            with offenders.case(changes, at_s, error):
-                deadline = first_deadline(limits(**changes), 100)
-                assert deadline.at_s == at_s
-                assert deadline.error is error
+    for case in every(BEFORE_THE_FIRST):
+        with case as (changes, at_s, error):
+            deadline = first_deadline(limits(**changes), 100)
+            assert deadline.at_s == at_s
+            assert deadline.error is error
 
 
 BETWEEN_TOKENS: list[tuple[dict[str, float], float, type[DeadlineExceededError]]] = [
@@ -85,12 +84,11 @@ BETWEEN_TOKENS: list[tuple[dict[str, float], float, type[DeadlineExceededError]]
 
 
 def test_between_tokens_the_stall_timeout_counts_from_the_last_one() -> None:
-    with Offenders() as offenders:
-        for changes, at_s, error in BETWEEN_TOKENS:
-            with offenders.case(changes, at_s, error):
-                deadline = next_deadline(limits(**changes), 100, 120)
-                assert deadline.at_s == at_s
-                assert deadline.error is error
+    for case in every(BETWEEN_TOKENS):
+        with case as (changes, at_s, error):
+            deadline = next_deadline(limits(**changes), 100, 120)
+            assert deadline.at_s == at_s
+            assert deadline.error is error
 
 
 async def read(backend: Deadlines) -> list[list[TextDelta]]:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from deployments.contract.user_config import LEAST, given_settings
 from serve_app.commands.check.check import LOAD_POLICY, BatchingConfig, find_problems, place
 from serve_app.commands.check.preflight import Depth, check_file
-from tests.offenders import Offenders
+from tests.offenders import every
 
 ROOT = Path(__file__).resolve().parents[4]
 SHIPPED = (ROOT / "serve_config.yaml").read_text(encoding="utf-8")
@@ -93,12 +93,11 @@ UNKNOWN: list[tuple[Any, str, str]] = [
 
 
 def test_unknown_key_of_any_section_is_found() -> None:
-    with Offenders() as offenders:
-        for place, path, hint in UNKNOWN:
-            with offenders.case(place, path, hint):
-                (problem,) = problems(**place)
-                assert problem.startswith(path)
-                assert f"did you mean '{hint}" in problem
+    for case in every(UNKNOWN):
+        with case as (place, path, hint):
+            (problem,) = problems(**place)
+            assert problem.startswith(path)
+            assert f"did you mean '{hint}" in problem
 
 
 INVALID: list[tuple[Any, str]] = [
@@ -130,11 +129,10 @@ INVALID: list[tuple[Any, str]] = [
 
 @pytest.mark.slow
 def test_invalid_value_is_found() -> None:
-    with Offenders() as offenders:
-        for place, path in INVALID:
-            with offenders.case(place, path):
-                (problem,) = problems(**place)
-                assert problem.startswith(f"{path}: ")
+    for case in every(INVALID):
+        with case as (place, path):
+            (problem,) = problems(**place)
+            assert problem.startswith(f"{path}: ")
 
 
 def test_all_problems_are_listed_at_once() -> None:
@@ -209,10 +207,9 @@ def test_duplicate_key_is_refused() -> None:
 
 
 def test_text_that_holds_no_mapping_is_one_problem() -> None:
-    with Offenders() as offenders:
-        for text in ("", "- 1", "text", "a: ["):
-            with offenders.case(text):
-                assert len(find_problems(text)) == 1
+    for case in every(("", "- 1", "text", "a: [")):
+        with case as text:
+            assert len(find_problems(text)) == 1
 
 
 def test_file_without_an_application_of_ours_is_refused() -> None:

@@ -18,7 +18,7 @@ from serve_app.commands.check.model_source import (
     problems,
     read_files,
 )
-from tests.offenders import Offenders
+from tests.offenders import every
 
 ROOT = Path(__file__).resolve().parents[4]
 SHIPPED = ROOT / "models"
@@ -74,10 +74,9 @@ TASKS: list[tuple[dict[str, Any], set[str], tuple[Task, ...]]] = [
 
 
 def test_a_model_s_task_is_found_in_its_files() -> None:
-    with Offenders() as offenders:
-        for config, names, tasks in TASKS:
-            with offenders.case(config, names):
-                assert ModelFiles("m", frozenset(names), None, None, config).tasks == tasks
+    for case in every(TASKS):
+        with case as (config, names, tasks):
+            assert ModelFiles("m", frozenset(names), None, None, config).tasks == tasks
 
 
 @pytest.mark.parametrize(
@@ -143,14 +142,13 @@ WRONG: list[tuple[dict[str, str | bytes], str]] = [
 
 
 def test_what_is_wrong_with_a_folder_is_told_in_one_line(tmp_path: Path) -> None:
-    with Offenders() as offenders:
-        for number, (files, message) in enumerate(WRONG):
+    for case in every(enumerate(WRONG)):
+        with case as (number, (files, message)):
             folder = tmp_path / str(number)
             folder.mkdir()
-            with offenders.case(message):
-                (found,) = wrong_with(write(folder, files))
-                assert message in found, found
-                assert repr(str(folder)) in found
+            (found,) = wrong_with(write(folder, files))
+            assert message in found, found
+            assert repr(str(folder)) in found
 
 
 def test_a_whole_folder_has_no_fault(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from ray.serve._private.utils import validate_route_prefix
 
 from serve_app.commands.check.ray_check import ROUTE_PREFIX, host_problem
-from tests.offenders import Offenders
+from tests.offenders import every
 from tests.serve_app.commands.check.test_check import MODEL, problems
 
 APPLICATION = "applications[0]"
@@ -67,13 +67,12 @@ REFUSED: list[tuple[Any, str, str]] = [
 
 @pytest.mark.slow
 def test_what_ray_refuses_when_it_deploys_is_refused_before() -> None:
-    with Offenders() as offenders:
-        for place, path, message in REFUSED:
-            with offenders.case(place, path):
-                (problem,) = problems(**place)
-                assert problem.startswith(f"{path}: ")
-                assert message in problem
-                assert "\n" not in problem
+    for case in every(REFUSED):
+        with case as (place, path, message):
+            (problem,) = problems(**place)
+            assert problem.startswith(f"{path}: ")
+            assert message in problem
+            assert "\n" not in problem
 
 
 ACCEPTED: list[Any] = [
@@ -90,10 +89,9 @@ ACCEPTED: list[Any] = [
 
 @pytest.mark.slow
 def test_what_ray_takes_is_no_problem() -> None:
-    with Offenders() as offenders:
-        for place in ACCEPTED:
-            with offenders.case(place):
-                assert problems(**place) == []
+    for case in every(ACCEPTED):
+        with case as place:
+            assert problems(**place) == []
 
 
 def test_one_mistake_is_one_problem() -> None:
@@ -122,12 +120,11 @@ HOSTS: dict[str, str | None] = {
 
 
 def test_a_host_on_which_no_server_can_listen_is_refused() -> None:
-    with Offenders() as offenders:
-        for host, message in HOSTS.items():
-            with offenders.case(host):
-                problem = host_problem(host)
-                assert (problem is None) == (message is None)
-                assert message is None or message in (problem or "")
+    for case in every(HOSTS.items()):
+        with case as (host, message):
+            problem = host_problem(host)
+            assert (problem is None) == (message is None)
+            assert message is None or message in (problem or "")
 
 
 def test_the_host_of_a_file_is_checked() -> None:

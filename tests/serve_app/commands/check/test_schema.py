@@ -9,7 +9,7 @@ from jsonschema import Draft7Validator
 
 from serve_app.commands.check.check import find_problems
 from serve_app.commands.check.schema import BESIDE, file_schema, schema_text, write_new
-from tests.offenders import Offenders
+from tests.offenders import every
 
 ROOT = Path(__file__).resolve().parents[4]
 SHIPPED = yaml.safe_load((ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
@@ -85,36 +85,35 @@ def changed(path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
 
 def test_every_file_that_is_shipped_is_valid() -> None:
     files = [ROOT / "serve_config.yaml", ROOT / "k8s/base/serve_config.yaml"]
-    with Offenders() as offenders:
-        for file in files:
-            with offenders.case(file.name):
-                assert list(validator().iter_errors(yaml.safe_load(file.read_text()))) == []
+    for case in every(files):
+        with case as file:
+            assert list(validator().iter_errors(yaml.safe_load(file.read_text()))) == []
 
 
 def test_mistakes_are_refused_as_the_check_refuses_them() -> None:
-    with Offenders() as offenders:
-        for path, value in MISTAKES:
-            with offenders.case(path, value):
-                document = changed(path, value)
-                assert not validator().is_valid(document)
-                assert find_problems(yaml.safe_dump(document)) != []
+    for case in every(MISTAKES):
+        with case as (path, value):
+            document = changed(path, value)
+            assert not validator().is_valid(document)
+            assert find_problems(yaml.safe_dump(document)) != []
 
 
 def test_other_files_that_are_right_are_valid() -> None:
-    with Offenders() as offenders:
-        for path, value in ACCEPTED:
-            with offenders.case(path, value):
-                assert [e.message for e in validator().iter_errors(changed(path, value))] == []
+    for case in every(ACCEPTED):
+        with case as (path, value):
+            assert [e.message for e in validator().iter_errors(changed(path, value))] == []
 
 
 def test_each_key_of_ours_says_in_one_paragraph_what_it_does() -> None:
-    with Offenders() as offenders:
-        for name, section in file_schema()["$defs"].items():
-            for key, field in section.get("properties", {}).items():
-                with offenders.case(name, key):
-                    is_ours = name.startswith("raystream.") and "$ref" not in field
-                    assert "description" in field or not is_ours, "no description"
-                    assert "\n" not in field.get("description", "")
+    for case in every(
+        (name, section, key, field)
+        for name, section in file_schema()["$defs"].items()
+        for key, field in section.get("properties", {}).items()
+    ):
+        with case as (name, _section, _key, field):
+            is_ours = name.startswith("raystream.") and "$ref" not in field
+            assert "description" in field or not is_ours, "no description"
+            assert "\n" not in field.get("description", "")
 
 
 def test_no_default_of_ray_s_stands_in_for_none_given() -> None:

@@ -24,7 +24,7 @@ from serve_app.api.tools.parsing.events import (
 )
 from serve_app.api.tools.parsing.object_scanner import MAX_DEPTH, ObjectScanner
 from serve_app.api.tools.parsing.parser import ToolCallParser
-from tests.offenders import Offenders
+from tests.offenders import every
 
 NAMES = frozenset({"f", "get_weather"})
 ALL = pytest.mark.parametrize("known", FORMATS.values(), ids=FORMATS)
@@ -236,10 +236,9 @@ HERMES_TEXTS: list[tuple[str, str, list[str]]] = [
 
 
 def test_hermes() -> None:
-    with Offenders() as offenders:
-        for text, content, arguments in HERMES_TEXTS:
-            with offenders.case(text, content, arguments):
-                assert parse(HERMES, list(text)) == (content, [("f", a) for a in arguments])
+    for case in every(HERMES_TEXTS):
+        with case as (text, content, arguments):
+            assert parse(HERMES, list(text)) == (content, [("f", a) for a in arguments])
 
 
 INVALID: list[str] = [
@@ -262,17 +261,16 @@ INVALID: list[str] = [
 
 
 def test_an_invalid_call_is_text_and_the_next_call_is_found() -> None:
-    with Offenders() as offenders:
-        for call in INVALID:
-            with offenders.case(call):
-                text = f"<tool_call>\n{call}\n</tool_call>\n"
-                assert parse(HERMES, list(text)) == (text, [])
-                if call.endswith("1"):
-                    continue  # a call without an end has no next call
-                text += f"<tool_call>{CALL}</tool_call>"
-                content, calls = parse(HERMES, list(text))
-                assert content == f"<tool_call>\n{call}\n</tool_call>"
-                assert calls == [("f", '{"a": 1}')]
+    for case in every(INVALID):
+        with case as call:
+            text = f"<tool_call>\n{call}\n</tool_call>\n"
+            assert parse(HERMES, list(text)) == (text, [])
+            if call.endswith("1"):
+                continue  # a call without an end has no next call
+            text += f"<tool_call>{CALL}</tool_call>"
+            content, calls = parse(HERMES, list(text))
+            assert content == f"<tool_call>\n{call}\n</tool_call>"
+            assert calls == [("f", '{"a": 1}')]
 
 
 LLAMA_TEXTS: list[tuple[str, str, int]] = [
@@ -286,11 +284,10 @@ LLAMA_TEXTS: list[tuple[str, str, int]] = [
 
 
 def test_llama_calls_only_at_the_beginning() -> None:
-    with Offenders() as offenders:
-        for text, content, num_calls in LLAMA_TEXTS:
-            with offenders.case(text, content, num_calls):
-                told, calls = parse(LLAMA3_JSON, list(text))
-                assert (told, len(calls)) == (content, num_calls)
+    for case in every(LLAMA_TEXTS):
+        with case as (text, content, num_calls):
+            told, calls = parse(LLAMA3_JSON, list(text))
+            assert (told, len(calls)) == (content, num_calls)
 
 
 MISTRAL_TEXTS: list[tuple[str, str, int]] = [
@@ -303,11 +300,10 @@ MISTRAL_TEXTS: list[tuple[str, str, int]] = [
 
 
 def test_mistral() -> None:
-    with Offenders() as offenders:
-        for text, content, num_calls in MISTRAL_TEXTS:
-            with offenders.case(text, content, num_calls):
-                told, calls = parse(MISTRAL, list(text))
-                assert (told, len(calls)) == (content, num_calls)
+    for case in every(MISTRAL_TEXTS):
+        with case as (text, content, num_calls):
+            told, calls = parse(MISTRAL, list(text))
+            assert (told, len(calls)) == (content, num_calls)
 
 
 def test_arguments_are_reported_as_they_arrive() -> None:

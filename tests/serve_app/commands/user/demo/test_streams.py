@@ -5,7 +5,7 @@ import pytest
 
 from serve_app.client.chat_client import ChatError, Delta, Notice, Usage
 from serve_app.commands.user.demo.streams import QUESTIONS, UNDER_WAY, DemoStream, Pause, Verdict
-from tests.offenders import Offenders
+from tests.offenders import every
 
 Step = float | Delta | Notice
 
@@ -103,12 +103,11 @@ DIFFERENCES: list[tuple[dict[str, object], int]] = [
 
 
 def test_any_difference_is_told_and_no_proof() -> None:
-    with Offenders() as offenders:
-        for changes, lost in DIFFERENCES:
-            with offenders.case(changes, lost):
-                verdict = Verdict.of([moved(), moved(**changes)], [complete(), complete()])
-                assert verdict.text() == f"1 of 2 equal, {lost} tokens lost"
-                assert not verdict.is_proof
+    for case in every(DIFFERENCES):
+        with case as (changes, lost):
+            verdict = Verdict.of([moved(), moved(**changes)], [complete(), complete()])
+            assert verdict.text() == f"1 of 2 equal, {lost} tokens lost"
+            assert not verdict.is_proof
 
 
 def test_equal_streams_prove_nothing_if_none_has_moved() -> None:
