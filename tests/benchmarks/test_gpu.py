@@ -13,6 +13,7 @@ from benchmarks.gpu.floor import step_bytes
 from benchmarks.gpu.rates import EngineRate, Load, engine_rate, threads_rate
 from benchmarks.gpu.report import COLUMNS, NOT_MEASURED, Report, Row
 from benchmarks.gpu.shapes import TINY, build, stock
+from tests.failing import failing
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("frozen_heap")]
 
@@ -75,10 +76,11 @@ SMALL = ["--device", "cpu", "--sequences", "1,3", "--prompt-length", "9", "--num
 def test_a_part_that_runs_out_of_memory_leaves_a_gap_and_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(loaded: object, load: Load) -> float:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    monkeypatch.setattr(program, "static_batch_rate", fail)
+    monkeypatch.setattr(
+        program,
+        "static_batch_rate",
+        failing(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+    )
     main([str(tmp_path / "table.md"), *SMALL])
     written = (tmp_path / "table.md").read_text()
     rows = [line.split(" | ") for line in written.splitlines() if line.startswith("| tiny")]
@@ -107,10 +109,7 @@ def test_an_interrupted_run_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.M
 def test_a_table_that_can_not_be_written_fails_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(device: torch.device) -> float:
-        raise AssertionError("this takes long")
-
-    monkeypatch.setattr(program, "read_bandwidth", fail)
+    monkeypatch.setattr(program, "read_bandwidth", failing(AssertionError("this takes long")))
     with pytest.raises(FileNotFoundError):
         main([str(tmp_path / "missing" / "table.md"), *SMALL])
 

@@ -6,6 +6,7 @@ import torch
 
 from benchmarks.gpu import attempts as attempts_module
 from benchmarks.gpu.attempts import Attempts
+from tests.failing import failing
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")
 
@@ -57,10 +58,10 @@ def test_no_part_starts_after_the_limit() -> None:
 
 
 def test_a_failed_device_ends_the_run() -> None:
-    def fail() -> None:
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-
     attempts = Attempts(CPU, 100)
     with pytest.raises(torch.AcceleratorError):
-        attempts.run("this", fail)
+        attempts.run(
+            "this",
+            failing(torch.AcceleratorError("CUDA error: an illegal memory access was encountered")),
+        )
     assert "illegal memory access" in attempts.troubles[0]

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.compute.bisection import Bisection, Failure
+from tests.failing import failing
 
 
 class Runs:
@@ -85,10 +86,9 @@ def test_out_of_memory_is_told_apart() -> None:
 
 
 def test_a_lost_device_fails_no_item() -> None:
-    def run(items: tuple[int, ...]) -> None:
-        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
-
-    bisection = Bisection("the test", run)
+    bisection = Bisection(
+        "the test", failing(torch.AcceleratorError("CUDA error: device-side assert triggered"))
+    )
     with pytest.raises(torch.AcceleratorError):
         bisection.run(range(3))
     assert bisection.failures == []

@@ -46,6 +46,7 @@ from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from tests.deployments.local_handle import local_backend, read
 from tests.deployments.tiny_folder import CHAT_TEMPLATE, save_text_model, spec
 from tests.engine.tiny_models import byte_tokenizer, generate, qwen2
+from tests.failing import failing
 from tests.offenders import every
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -433,10 +434,7 @@ async def test_a_fault_in_what_is_to_be_tokenized_is_answered_and_not_raised(
 async def test_a_fault_of_ours_is_raised(
     generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*args: object, **kwargs: object) -> None:
-        raise KeyError("a bug")
-
-    monkeypatch.setattr(generator._encoder.template, "render", fail)
+    monkeypatch.setattr(generator._encoder.template, "render", failing(KeyError("a bug")))
     with pytest.raises(GenerationFailedError):
         await anext(aiter(generator.generate(GenerationRequest("r", user("x"), GREEDY))))
     with pytest.raises(KeyError):
@@ -547,10 +545,7 @@ async def test_an_error_of_a_metric_loses_no_delta(
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: errors.append(context))
 
-    def fail(*_: object) -> None:
-        raise ValueError("no such tag")
-
-    monkeypatch.setattr(StreamClock, "observe", fail)
+    monkeypatch.setattr(StreamClock, "observe", failing(ValueError("no such tag")))
     assert joined(await read(generator, request)) == undisturbed
     loop.set_exception_handler(None)
     assert {str(context["exception"]) for context in errors} == {"no such tag"}

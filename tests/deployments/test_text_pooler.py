@@ -33,6 +33,7 @@ from deployments.plan.memory_budget import DeviceMemoryError
 from deployments.pooler_replica import MAX_BATCH_SIZE
 from deployments.text_pooler import TextPooler
 from tests.deployments.tiny_folder import spec
+from tests.failing import failing
 from tests.otlp_receiver import receiving
 from tests.pooling.test_cross_encoder import cross_distilbert, save
 from tests.pooling.tiny_classifiers import LABELS, MODELS
@@ -178,10 +179,7 @@ async def test_a_request_that_cannot_run_is_refused_by_itself(classifier: TextPo
 async def test_a_fault_of_ours_is_raised(
     classifier: TextPooler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*args: object, **kwargs: object) -> None:
-        raise KeyError("a bug")
-
-    monkeypatch.setattr(classifier._encoder, "_tokenize", fail)
+    monkeypatch.setattr(classifier._encoder, "_tokenize", failing(KeyError("a bug")))
     with pytest.raises(PoolingFailedError):
         await classifier.pool(ask("one"))
 
@@ -367,10 +365,10 @@ def test_a_folder_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None
 def test_a_micro_batch_that_does_not_fit_fails_at_the_start(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forward(*_: Any, **__: Any) -> Any:
-        raise torch.OutOfMemoryError("out of memory")
-
-    monkeypatch.setattr("deployments.text_pooler.PoolingModel.__call__", forward)
+    monkeypatch.setattr(
+        "deployments.text_pooler.PoolingModel.__call__",
+        failing(torch.OutOfMemoryError("out of memory")),
+    )
     with pytest.raises(DeviceMemoryError, match="lower max_batched_tokens or max_model_len"):
         TextPooler(spec(folder))
 

@@ -20,6 +20,7 @@ from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.async_engine import AsyncEngine
 from tests.engine.shared_traces import shared_traces
 from tests.engine.tiny_models import load, make_engine, qwen2
+from tests.failing import failing
 
 __all__ = ["shared_traces"]  # a fixture
 
@@ -90,11 +91,8 @@ class Gains:
 
 
 async def test_start_raises_the_error_of_making_the_engine() -> None:
-    def fail() -> Engine:
-        raise MemoryError("the model is too large")
-
     with pytest.raises(MemoryError, match="too large"):
-        Observed(fail).start()
+        Observed(failing(MemoryError("the model is too large"))).start()
 
 
 async def test_a_ping_does_not_wait_for_its_turn(engine: AsyncEngine) -> None:
@@ -110,10 +108,10 @@ async def test_a_ping_does_not_wait_for_its_turn(engine: AsyncEngine) -> None:
 async def test_a_ping_of_a_failing_engine_raises(
     engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("the device is gone")
-
-    monkeypatch.setattr("deployments.engine.model.traced_forward.store_and_attend", fail)
+    monkeypatch.setattr(
+        "deployments.engine.model.traced_forward.store_and_attend",
+        failing(RuntimeError("the device is gone")),
+    )
     with pytest.raises(GenerationFailedError):
         await engine.ping()
 
@@ -123,10 +121,9 @@ async def test_an_engine_that_runs_but_gives_no_tokens_is_not_healthy(
 ) -> None:
     await engine.check_health()
 
-    def fail(*_: object) -> None:
-        raise ValueError("a bug")
-
-    monkeypatch.setattr("deployments.engine.recovery.sampling_recovery.sample", fail)
+    monkeypatch.setattr(
+        "deployments.engine.recovery.sampling_recovery.sample", failing(ValueError("a bug"))
+    )
     for i in range(2):
         gains = Gains()
         with engine.running(endless(f"r{i}"), gains.take):
@@ -144,13 +141,10 @@ async def test_a_bug_in_the_engine_fails_its_health_and_its_streams(
     engine = Observed(lambda: inner)
     engine.start()
 
-    def fail() -> None:
-        raise KeyError("a bug")
-
     gains = Gains()
     with engine.running(endless("r"), gains.take):
         await gains.next()
-        monkeypatch.setattr(inner._scheduler, "schedule", fail)
+        monkeypatch.setattr(inner._scheduler, "schedule", failing(KeyError("a bug")))
         last = await gains.last()
     assert last.finish_reason is FinishReason.ABORT
     assert "failed" in (last.error or "")
@@ -339,12 +333,9 @@ async def test_one_that_fails_to_take_its_deltas_does_not_keep_others_from_their
     errors: list[object] = []
     loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
 
-    def fail(_: TextDelta) -> None:
-        raise ValueError("a bug")
-
     gains = Gains()
     engine._loop = loop
-    engine._takers |= {"bad": fail, "good": gains.take}
+    engine._takers |= {"bad": failing(ValueError("a bug")), "good": gains.take}
     engine._hand_over([("bad", LAST), ("good", LAST)])
     assert await gains.next() == LAST
     assert [type(error) for error in errors] == [ValueError]

@@ -35,6 +35,7 @@ from tests.engine.tiny_models import (
     load,
     make_engine,
 )
+from tests.failing import failing
 from tests.generator.tiny_processor import (
     CHAT_TEMPLATE,
     END_OF_IMAGE,
@@ -294,10 +295,7 @@ def test_a_template_s_failure_fails_only_its_own_request(
 def test_a_processor_s_failure_fails_only_its_own_request(
     image_encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail_on_call(self: object, *args: object, **kwargs: object) -> None:
-        raise IndexError("of a red image")
-
-    monkeypatch.setattr(type(gemma3_processor()), "__call__", fail_on_call)
+    monkeypatch.setattr(type(gemma3_processor()), "__call__", failing(IndexError("of a red image")))
     broken, plain = encode_all(image_encoder, [user(picture()), "plain"])
     assert isinstance(broken, GenerationFailedError)
     assert "red" not in broken.message

@@ -13,6 +13,7 @@ from deployments.pooling.device_worker import DeviceWorker
 from deployments.pooling.lanes import MIN_LANE_TOKENS
 from deployments.pooling.pooling_worker import BatchStats
 from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue, TokenIds
+from tests.failing import failing
 
 DEADLINE_S = 20
 
@@ -367,11 +368,8 @@ def test_a_worker_that_hangs_is_abandoned_and_its_requests_fail(device: GatedDev
 
 
 def test_the_error_of_loading_the_model_is_passed_on() -> None:
-    def fail() -> GatedDevice:
-        raise ValueError("no such folder")
-
     queue = RequestQueue(QueueLimits(1, None))
-    worker = DeviceWorker(fail, queue, 1, lambda _: None)
+    worker = DeviceWorker(failing(ValueError("no such folder")), queue, 1, lambda _: None)
     with pytest.raises(ValueError, match="no such folder"):
         worker.start().result(DEADLINE_S)
     assert queue.is_closed

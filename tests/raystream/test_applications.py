@@ -25,6 +25,7 @@ from raystream.applications import Applications, connect, find_application, reac
 from serve_app.commands.run.server_record import FoundServer, ServerRecord
 from serve_app.config import AppConfig
 from serve_app.served_models import ApplicationDescription
+from tests.failing import failing
 
 Deployments = Mapping[str, tuple[str, ...]]
 
@@ -203,21 +204,15 @@ async def test_a_model_of_an_application_that_is_deleted_is_found_in_another(
 def test_without_a_server_an_error_says_how_to_start_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refused(**_: object) -> None:
-        raise ConnectionError("no Ray")
-
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", refused)
+    monkeypatch.setattr(ray, "init", failing(ConnectionError("no Ray")))
     monkeypatch.setattr(module, "own_servers", lambda _: [])
     with pytest.raises(ReplicaUnavailableError, match="start a server by `raystream serve`"):
         connect(environment={})
     with pytest.raises(ReplicaUnavailableError, match=r"at 10\.0\.0\.1:6379 can't be joined"):
         connect(environment={"RAY_ADDRESS": "10.0.0.1:6379"})
 
-    def wants_a_token(**_: object) -> None:
-        raise AuthenticationError("no token")
-
-    monkeypatch.setattr(ray, "init", wants_a_token)
+    monkeypatch.setattr(ray, "init", failing(AuthenticationError("no token")))
     with pytest.raises(ReplicaUnavailableError, match="set RAY_AUTH_MODE=token"):
         connect(environment={})
 

@@ -20,6 +20,7 @@ from raystream.engine import Engine
 from serve_app.api.chat.schema import ChatCompletion
 from serve_app.api.completions.schema import Completion
 from tests.deployments.tiny_folder import save_text_model
+from tests.failing import failing
 from tests.pooling.tiny_embedders import save_embedder
 from tests.pooling.tiny_folder import save_classifier
 from tests.ray.serve_run import wait_until
@@ -123,11 +124,8 @@ def test_a_bar_counts_the_inputs(engine: Engine, capsys: pytest.CaptureFixture[s
 
 
 def test_an_interrupt_frees_the_places(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr(engine, "_show", interrupted)
+        patched.setattr(engine, "_show", failing(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             engine.generate(["a"] * 50, **SEEDED | {"max_tokens": 40, "ignore_eos": True})
     assert engine.generate(["a"], **SEEDED)

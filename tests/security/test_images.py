@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from serve_app.images.images import read_image
+from tests.failing import failing
 from tests.serve_app.apps import CHAT, client_of, make_app, question
 from tests.serve_app.fakes import FakeBackend
 from tests.serve_app.images.test_file_structure import PROFILE, in_front, scans
@@ -85,10 +86,7 @@ async def test_cve_2026_5497_22773_100650_count_bytes_and_pixels_are_checked_bef
     images: list[str],
     limits: Mapping[str, object],
 ) -> None:
-    def decode(_: Image.Image) -> None:
-        raise AssertionError("decoded")
-
-    monkeypatch.setattr(Image.Image, "load", decode)
+    monkeypatch.setattr(Image.Image, "load", failing(AssertionError("decoded")))
     async with client_of(make_app(backend, limits=limits)) as client:
         answer = await client.post(CHAT, json=with_images(*images))
     assert answer.status_code == 400

@@ -32,6 +32,12 @@ class Client(httpx.AsyncClient):
         super().__init__(transport=transport, base_url="http://test")
         self.backend = backend
 
+    async def ask(self, path: str, body: object, status: int = 200) -> httpx.Response:
+        """Post a body, and check the status of the answer."""
+        answer = await self.post(path, json=body)
+        assert answer.status_code == status, answer.text
+        return answer
+
 
 def key(name: str, secret: str, **limits: int) -> ApiKey:
     return ApiKey.model_validate({"name": name, "sha256": hash_key(secret), **limits})

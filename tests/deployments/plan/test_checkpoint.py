@@ -7,6 +7,7 @@ import pytest
 
 from deployments.contract.model_errors import UnsupportedModelError
 from deployments.plan.checkpoint import QUANTIZED_FILES, check_checkpoint
+from tests.failing import failing
 from tests.hub_configs import FOLDER
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}
@@ -102,8 +103,8 @@ def test_of_a_hub_s_model_the_cached_files_are_read(
     folder_with(snapshot, quantization_config=AWQ)
     assert "'org/model' is quantized (awq)" in refusal("org/model", local_only=True)
 
-    def ask(*_: object, **others: object) -> str:
-        raise AssertionError("the hub was asked about a model that is in the cache")
-
-    monkeypatch.setattr("deployments.plan.checkpoint.hf_hub_download", ask)
+    monkeypatch.setattr(
+        "deployments.plan.checkpoint.hf_hub_download",
+        failing(AssertionError("the hub was asked about a model that is in the cache")),
+    )
     assert "'org/model' is quantized (awq)" in refusal("org/model")

@@ -17,6 +17,7 @@ from deployments.plan import cgroup
 from deployments.plan.memory_budget import GIB, DeviceMemoryError, ModelTooLargeError
 from deployments.replica.device_share import claim_share, log_sizes, plan_share, set_compute_threads
 from tests.deployments.tiny_folder import save_text_model, spec
+from tests.failing import failing
 from tests.hub_configs import config_file
 
 LARGE_BYTES = 1000
@@ -174,9 +175,6 @@ def test_the_line_of_a_replica_says_what_is_needed_at_start_and_reserved_at_most
 
 
 def test_other_errors_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise KeyError("something else")
-
-    monkeypatch.setattr(placed_engine, "Engine", fail)
+    monkeypatch.setattr(placed_engine, "Engine", failing(KeyError("something else")))
     with pytest.raises(KeyError):
         place_engine(spec(save_text_model(tmp_path)), CpuDevice())

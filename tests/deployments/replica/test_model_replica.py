@@ -19,6 +19,7 @@ from deployments.replica import model_replica
 from deployments.replica.metrics import MemoryMetrics
 from deployments.replica.model_replica import ModelReplica
 from tests.deployments.tiny_folder import spec
+from tests.failing import failing
 from tests.hub_configs import shape_of
 
 PLAN = plan_replica(spec("m"), shape_of("qwen2.5-7b-instruct"), DeviceMemory(48 * 2**30))
@@ -83,12 +84,9 @@ def test_a_replica_that_is_let_go_stops_its_model() -> None:
 
 
 def test_a_replica_without_a_device_starts_nothing() -> None:
-    def fail(_: ModelSpec) -> MemoryDevice:
-        raise ValueError("no GPU")
-
     replica = Replica.__new__(Replica)
     with pytest.raises(ValueError, match="no GPU"):
-        Replica.__init__(replica, spec("m"), fail)
+        Replica.__init__(replica, spec("m"), failing(ValueError("no GPU")))
     assert replica.num_starts == 0
     replica.__del__()
 
@@ -106,11 +104,8 @@ def test_a_replica_without_a_device_starts_nothing() -> None:
 def test_an_error_that_the_next_start_would_meet_too_is_told_as_final(
     error: Exception, raised: Exception | None
 ) -> None:
-    def fail(_: ModelSpec) -> MemoryDevice:
-        raise error
-
     with pytest.raises(type(raised or error)) as caught:
-        Replica(spec("m"), fail)
+        Replica(spec("m"), failing(error))
     assert str(caught.value) == str(raised or error)
 
 

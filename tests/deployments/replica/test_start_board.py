@@ -9,6 +9,7 @@ from ray.exceptions import RayError
 from deployments.contract.telemetry.start_progress import StartPhase, StartProgress
 from deployments.replica import start_board
 from deployments.replica.start_board import OLD_S, StartBoard, read_starts
+from tests.failing import failing
 from tests.ray.serve_run import wait_until
 
 DEADLINE_S = 30
@@ -73,10 +74,7 @@ def test_the_report_of_a_replica_that_was_killed_is_removed_when_it_is_old(
 def test_a_control_service_that_does_not_answer_tells_nothing(
     store: dict[bytes, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(prefix: str, namespace: bytes) -> None:
-        raise RayError("it is gone")
-
-    monkeypatch.setattr(start_board, "_internal_kv_list", fail)
+    monkeypatch.setattr(start_board, "_internal_kv_list", failing(RayError("it is gone")))
     assert read_starts("raystream") == {}
 
 

@@ -12,6 +12,7 @@ from deployments.engine.sampling.logprobs import PositionLogprobs
 from tests.engine.detokenizing.test_detokenizer import byte_fallback_tokenizer
 from tests.engine.faults import CLIENTS_TEXT
 from tests.engine.tiny_models import byte_tokenizer
+from tests.failing import failing
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40)
 BYTE_LEVEL = TokenBytes(byte_tokenizer())
@@ -57,10 +58,7 @@ def test_an_id_on_which_the_tokenizer_raises_has_no_bytes_and_is_logged_without_
 ) -> None:
     tokenizer = byte_tokenizer()
 
-    def fail(_: int) -> str:
-        raise IndexError(CLIENTS_TEXT)
-
-    monkeypatch.setattr(tokenizer, "convert_ids_to_tokens", fail)
+    monkeypatch.setattr(tokenizer, "convert_ids_to_tokens", failing(IndexError(CLIENTS_TEXT)))
     token_bytes = TokenBytes(tokenizer)
     assert [token_bytes.of(i) for i in (300, 300, 1)] == [b"", b"", b"<eos>"]
     assert [record.message for record in caplog.records] == ["token 300 has no bytes: IndexError"]

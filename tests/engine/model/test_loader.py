@@ -22,6 +22,7 @@ from deployments.engine.attention.attention import ATTENTION_NAME
 from deployments.engine.model.loader import LoadedModel, load_config, load_model
 from tests.deployments.tiny_folder import save_text_model
 from tests.engine.tiny_models import EOS_TOKEN_ID, gemma3, mixtral, qwen2
+from tests.failing import failing
 
 CPU = torch.device("cpu")
 WEIGHT = "model.layers.1.mlp.down_proj.weight"
@@ -29,10 +30,9 @@ WEIGHT = "model.layers.1.mlp.down_proj.weight"
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("a folder is loaded without the network")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(
+        socket.socket, "connect", failing(AssertionError("a folder is loaded without the network"))
+    )
 
 
 @pytest.fixture(scope="module")

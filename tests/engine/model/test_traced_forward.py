@@ -18,6 +18,7 @@ from deployments.engine.model.traced_forward import TracedForward, trace
 from tests.compute.cpu.fusion.exactness import IS_EXACT
 from tests.engine.attention.extents import make_cache
 from tests.engine.tiny_models import MODELS, gemma3, load, mixtral, qwen2, qwen3_moe
+from tests.failing import failing
 
 pytestmark = pytest.mark.slow
 
@@ -166,11 +167,8 @@ def test_a_dependence_on_the_number_of_rows_is_named() -> None:
 
 
 def test_a_failed_trace_does_not_hinder_the_next(caplog: pytest.LogCaptureFixture) -> None:
-    def fail(_: torch.Tensor) -> torch.Tensor:
-        raise KeyError("a model's bug")
-
     with caplog.at_level(logging.INFO), pytest.raises(NotTraceableError, match="a model's bug"):
-        TracedForward(wrapped(fail).model, has_kernels=True)
+        TracedForward(wrapped(failing(KeyError("a model's bug"))).model, has_kernels=True)
     assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
     assert isinstance(made_of(load(gemma3)), TracedForward)
 

@@ -15,6 +15,7 @@ import torch
 from deployments.compute import device_errors
 from deployments.compute.device_errors import release_cache
 from deployments.engine.replay.cuda_capture import CudaCapturer, open_capturer
+from tests.failing import failing
 
 GPU = torch.device("cuda", 0)
 INVALIDATED = torch.AcceleratorError("CUDA error: operation failed due to a previous error")
@@ -159,10 +160,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 
 def raising(error: Exception) -> Any:
-    def run() -> torch.Tensor:
-        raise error
-
-    return run
+    return failing(error)
 
 
 def test_an_invalidated_capture_does_not_stay_in_the_allocators_books(cuda: FakeCuda) -> None:
@@ -212,11 +210,12 @@ def test_a_cache_that_can_not_be_emptied_raises_nothing(
 def test_emptying_the_cache_of_a_failed_device_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail() -> None:
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "empty_cache", fail)
+    monkeypatch.setattr(
+        torch.cuda,
+        "empty_cache",
+        failing(torch.AcceleratorError("CUDA error: an illegal memory access was encountered")),
+    )
     with pytest.raises(torch.AcceleratorError, match="illegal"):
         device_errors.release_cache(GPU)

@@ -32,6 +32,7 @@ from tests.engine.tiny_models import (
     mistral,
     qwen2,
 )
+from tests.failing import failing
 
 pytestmark = pytest.mark.slow
 
@@ -310,10 +311,9 @@ def test_a_graph_whose_replay_raises_is_dropped(monkeypatch: pytest.MonkeyPatch)
     decoding = Decoding(qwen2, 1)
     expected = decoding.logits(0)
 
-    def fail() -> None:
-        raise RuntimeError("launch failed")
-
-    monkeypatch.setattr(decoding.capturer.graphs[0], "replay", fail)
+    monkeypatch.setattr(
+        decoding.capturer.graphs[0], "replay", failing(RuntimeError("launch failed"))
+    )
     with pytest.raises(RuntimeError, match="launch failed"):
         decoding.logits(0)
     torch.testing.assert_close(decoding.logits(0), expected)

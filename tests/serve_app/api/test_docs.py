@@ -174,8 +174,7 @@ async def test_every_example_succeeds_as_it_stands(
     found = examples(document)
     assert {path for path, _ in found} == set(POSTS)
     for path, body in found:
-        answer = await client.post(path, json=body)
-        assert answer.status_code == 200, (path, body, answer.text)
+        answer = await client.ask(path, body)
         is_stream = answer.headers["content-type"].startswith("text/event-stream")
         assert is_stream == body.get("stream", path == "/text-generation")
 

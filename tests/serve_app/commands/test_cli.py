@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from raystream.__main__ import app
 from serve_app.commands.check.compose import ServeOptions
 from serve_app.commands.run import supervise
+from tests.failing import failing
 from tests.offenders import every
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -111,13 +112,10 @@ def test_a_machine_without_a_folder_for_a_server_is_told_in_one_line(
 def test_a_full_folder_is_told_in_one_line_that_does_not_blame_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
-    def hold_record(folder: Path, command: Sequence[str]) -> None:
-        raise OSError(ENOSPC, os.strerror(ENOSPC))
-
     own = tmp_path / "raystream-a1b2c3d4"
     own.mkdir()
     monkeypatch.setattr(supervise, "make_own_folder", lambda environment: own)
-    monkeypatch.setattr(supervise, "hold_record", hold_record)
+    monkeypatch.setattr(supervise, "hold_record", failing(OSError(ENOSPC, os.strerror(ENOSPC))))
     told = CliRunner().invoke(app, command)
     line = f"Error: {tmp_path} can't be written: No space left on device\n"
     assert (told.exit_code, told.stderr) == (1, line)
@@ -127,10 +125,7 @@ def test_a_full_folder_is_told_in_one_line_that_does_not_blame_the_program(
 def test_a_server_that_can_t_be_started_is_told_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
-        raise OSError(EAGAIN, os.strerror(EAGAIN))
-
-    monkeypatch.setattr(supervise, "run_supervised", run_supervised)
+    monkeypatch.setattr(supervise, "run_supervised", failing(OSError(EAGAIN, os.strerror(EAGAIN))))
     told = CliRunner().invoke(app, ["serve", "file.yaml"])
     line = f"Error: {sys.executable}: Resource temporarily unavailable\n"
     assert (told.exit_code, told.stderr) == (1, line)

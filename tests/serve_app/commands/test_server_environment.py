@@ -3,7 +3,6 @@ import pwd
 import subprocess
 import sys
 from pathlib import Path
-from typing import NoReturn
 from urllib.request import proxy_bypass
 
 import pytest
@@ -36,6 +35,7 @@ from serve_app.commands.server_environment import (
 )
 from serve_app.middleware import server_edge
 from serve_app.shipped_files import SHIPPED, parse_env, serve_variables
+from tests.failing import failing
 from tests.recording_proxy import recording_proxy
 
 FOLDER = Path(FOLDER_PARENT, "raystream-12345678")
@@ -198,12 +198,9 @@ def test_without_a_home_that_can_be_written_ray_s_token_lies_in_the_server_s_own
 def test_a_user_that_is_only_a_number_gets_a_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unknown(_: int) -> NoReturn:
-        raise KeyError("getpwuid(): uid not found: 12345")
-
     home = pwd.getpwuid(os.getuid()).pw_dir
     assert home_and_token({}, tmp_path) == {"HOME": home}
-    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setattr("pwd.getpwuid", failing(KeyError("getpwuid(): uid not found: 12345")))
     assert home_and_token({}, tmp_path) == {"HOME": str(tmp_path)}
 
 

@@ -63,8 +63,7 @@ async def test_a_model_without_a_replica_in_time_has_a_retry_after(
     client: Client, lost: RaystreamError, stream: bool
 ) -> None:
     client.backend.refusal = lost
-    answer = await client.post(CHAT, json={**HI, "stream": stream})
-    assert answer.status_code == 503
+    answer = await client.ask(CHAT, {**HI, "stream": stream}, 503)
     error = answer.json()["error"]
     assert (error["type"], error["code"]) == ("server_error", "replica_unavailable")
     assert "limits.failover_timeout_s" in error["message"]
@@ -243,8 +242,7 @@ PATHS: list[tuple[object, str]] = [
 async def test_the_error_names_the_path_of_the_field(client: Client) -> None:
     for case in every(PATHS):
         with case as (messages, param):
-            answer = await client.post(CHAT, json={"model": "m", "messages": messages})
-            assert answer.status_code == 400
+            answer = await client.ask(CHAT, {"model": "m", "messages": messages}, 400)
             assert answer.json()["error"]["param"] == param
 
 
@@ -265,8 +263,7 @@ UNIONS: list[tuple[object, str]] = [
 async def test_the_path_does_not_contain_names_of_union_members(client: Client) -> None:
     for case in every(UNIONS):
         with case as (format_, param):
-            answer = await client.post(CHAT, json={**HI, "response_format": format_})
-            assert answer.status_code == 400
+            answer = await client.ask(CHAT, {**HI, "response_format": format_}, 400)
             assert answer.json()["error"]["param"] == param
 
 

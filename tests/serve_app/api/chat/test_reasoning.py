@@ -270,8 +270,7 @@ async def test_an_effort_that_the_template_can_not_use_is_named_in_the_warning_h
     client.backend.description = described if reasons else replace(described, reasoning=None)
     for stream in (False, True):
         body = {**ASK, "reasoning_effort": effort, "stream": stream}
-        answer = await client.post(CHAT, json=body)
-        assert answer.status_code == 200
+        answer = await client.ask(CHAT, body)
         told = "reasoning_effort: the chat template of 'm' has no setting for reasoning"
         is_told = reasons or effort != "none"
         assert answer.headers.get(WARNING_HEADER) == (told if is_told else None)
@@ -294,8 +293,7 @@ NOT_PLAIN: list[Any] = [
 async def test_only_a_few_plain_values_may_reach_a_template(client: Client) -> None:
     for case in every(NOT_PLAIN):
         with case as given:
-            answer = await client.post(CHAT, json={**ASK, "chat_template_kwargs": given})
-            assert answer.status_code == 400
+            answer = await client.ask(CHAT, {**ASK, "chat_template_kwargs": given}, 400)
             assert answer.json()["error"]["param"].startswith("chat_template_kwargs")
             assert not client.backend.requests
 

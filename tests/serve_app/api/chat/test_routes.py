@@ -131,8 +131,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_and_without_done(
 
 async def test_a_whole_answer_that_breaks_is_an_error(client: Client) -> None:
     client.backend.steps = [HELLO[0], GenerationFailedError("out of memory")]
-    answer = await client.post(CHAT, json=HI)
-    assert answer.status_code == 500
+    answer = await client.ask(CHAT, HI, 500)
     assert answer.json()["error"]["message"] == "out of memory"
 
 

@@ -54,8 +54,7 @@ OUT_OF_BOUNDS: list[tuple[str, Any]] = [
 async def test_a_value_out_of_bounds_is_refused_by_name(client: Client) -> None:
     for case in every(OUT_OF_BOUNDS):
         with case as (field, value):
-            answer = await client.post(CHAT, json={**HI, field: value})
-            assert answer.status_code == 400
+            answer = await client.ask(CHAT, {**HI, field: value}, 400)
             assert answer.json()["error"]["param"] == field
 
 

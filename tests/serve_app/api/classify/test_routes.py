@@ -240,8 +240,7 @@ async def test_the_text_that_the_model_failed_on_is_named_by_its_place_in_the_re
     client: Client, classifier: FakeClassifier, path: str
 ) -> None:
     classifier.refusal = PoolingFailedError("The model failed.", "input[0]")
-    answer = await client.post(path, json={"input": "a"})
-    assert answer.status_code == 500
+    answer = await client.ask(path, {"input": "a"}, 500)
     assert answer.json()["error"]["param"] == "input"
     if path == V1:
         classifier.refusal = PoolingFailedError("The model failed.", "input[2]")
@@ -471,8 +470,7 @@ async def test_a_classifier_is_not_asked_for_text(client: Client) -> None:
 
 async def test_an_unknown_model_is_not_found(client: Client) -> None:
     for path in (V1, VLLM):
-        answer = await client.post(path, json={"model": "x", "input": "a"})
-        assert answer.status_code == 404
+        answer = await client.ask(path, {"model": "x", "input": "a"}, 404)
         assert "Served: m, c." in answer.json()["error"]["message"]
 
 

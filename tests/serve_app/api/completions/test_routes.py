@@ -106,8 +106,7 @@ async def test_echo_of_unknown_tokens_is_refused_and_closes_the_answers(client: 
 
 async def test_a_request_that_is_not_admitted_is_not_detokenized(client: Client) -> None:
     client.backend.refusal = OverloadedError("busy", None, 1)
-    answer = await client.post(PATH, json={**HI, "prompt": [104], "echo": True})
-    assert answer.status_code == 503
+    await client.ask(PATH, {**HI, "prompt": [104], "echo": True}, 503)
     assert not client.backend.detokenized
 
 

@@ -272,8 +272,7 @@ async def test_a_full_replica_s_refusal_keeps_its_advice(
 
 async def test_a_text_that_fails_is_named(client: Client, embedder: FakeEmbedder) -> None:
     embedder.refusal = PoolingFailedError("The model failed.", "input[1]")
-    answer = await client.post(PATH, json={"input": ["a", "b"]})
-    assert answer.status_code == 500
+    answer = await client.ask(PATH, {"input": ["a", "b"]}, 500)
     assert answer.json()["error"]["param"] == "input[1]"
 
 

@@ -58,8 +58,7 @@ async def test_an_unusable_image_is_refused(
     client: Client, role: str, parts: list[Any], hint: str
 ) -> None:
     messages = [{"role": role, "content": parts}]
-    answer = await client.post(CHAT, json={**HI, "messages": messages})
-    assert answer.status_code == 400
+    answer = await client.ask(CHAT, {**HI, "messages": messages}, 400)
     assert hint in answer.json()["error"]["message"]
     assert not client.backend.requests
 

@@ -112,8 +112,7 @@ async def test_what_pydantic_writes_for_most_types_is_held_strictly(client: Clie
             schema = schema_of(HELD[name])
             if name == "union":
                 schema["$defs"]["Dog"]["properties"].pop("tricks")
-            answer = await client.post(CHAT, json=wanted(schema, strict=True))
-            assert answer.status_code == 200, answer.text
+            answer = await client.ask(CHAT, wanted(schema, strict=True))
             assert WARNING not in answer.headers
 
 
@@ -122,11 +121,9 @@ async def test_what_can_not_be_held_is_named_and_refused_only_if_strict(client: 
     for case in every(UNHELD):
         with case as name:
             kind, word = UNHELD[name]
-            answer = await client.post(CHAT, json=wanted(schema_of(kind)))
-            assert answer.status_code == 200, answer.text
+            answer = await client.ask(CHAT, wanted(schema_of(kind)))
             assert answer.headers[WARNING] == f"Not enforced in JSON schemas: {word}"
-            refused = await client.post(CHAT, json=wanted(schema_of(kind), strict=True))
-            assert refused.status_code == 400
+            refused = await client.ask(CHAT, wanted(schema_of(kind), strict=True), 400)
             message = refused.json()["error"]["message"]
             assert word.removeprefix("format ") in message
             assert "Without strict: true" in message
@@ -175,8 +172,7 @@ async def test_a_required_tool_is_treated_alike(config: AppConfig, is_strict: bo
 
 async def test_a_client_s_words_add_no_header(client: Client) -> None:
     hostile = {"type": "string", "format": "x\r\nSet-Cookie: a=b\r\n\r\n\u00e9" + "y" * 5_000}
-    answer = await client.post(CHAT, json=wanted({"properties": {"a": hostile}}))
-    assert answer.status_code == 200
+    answer = await client.ask(CHAT, wanted({"properties": {"a": hostile}}))
     assert "set-cookie" not in answer.headers
     value = answer.headers[WARNING]
     assert value.isascii()

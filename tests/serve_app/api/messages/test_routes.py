@@ -80,8 +80,8 @@ def calling() -> FakeBackend:
 
 
 @pytest.fixture
-async def caller(calling: FakeBackend) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(make_app(calling)) as client:
+async def caller(calling: FakeBackend) -> AsyncIterator[Client]:
+    async with Client(make_app(calling), calling) as client:
         yield client
 
 
@@ -177,9 +177,7 @@ async def test_sampling_fields_reach_the_replica(client: Client) -> None:
     assert (sampling.top_p, sampling.top_k) == (0.25, 3)
 
 
-async def test_the_prompt_is_what_the_blocks_say(
-    caller: httpx.AsyncClient, calling: FakeBackend
-) -> None:
+async def test_the_prompt_is_what_the_blocks_say(caller: Client) -> None:
     body = {
         **HI,
         "system": [{"type": "text", "text": "Be"}, {"type": "text", "text": " kind."}],
@@ -204,7 +202,7 @@ async def test_the_prompt_is_what_the_blocks_say(
         ],
     }
     assert (await caller.post(MESSAGES, json=body)).status_code == 200
-    prompt = calling.requests[0].prompt
+    prompt = caller.backend.requests[0].prompt
     assert isinstance(prompt, tuple)
     messages: Any = prompt
     assert [message.role for message in messages] == ["system", "user", "assistant", "tool", "user"]
@@ -243,9 +241,7 @@ async def test_an_image_of_another_type_than_its_label_is_refused_as_anthropic_d
     source = {"type": "base64", "media_type": "image/jpeg", "data": data}
     turn = {"role": "user", "content": [{"type": "image", "source": source}]}
     body = {key: HI[key] for key in HI if path == MESSAGES or key != "max_tokens"}
-    answer = await client.post(path, json={**body, "messages": [turn]})
-    assert answer.status_code == 400
-    error = answer.json()["error"]
+    error = (await client.ask(path, {**body, "messages": [turn]}, 400)).json()["error"]
     assert error["type"] == "invalid_request_error"
     assert error["message"] == (
         "messages[0].content[0].source.media_type: The image was specified using the image/jpeg "
@@ -264,7 +260,7 @@ async def test_an_image_of_messages_may_be_in_lines_and_without_padding(client: 
     )
 
 
-async def test_a_call_is_a_block_of_its_own(caller: httpx.AsyncClient) -> None:
+async def test_a_call_is_a_block_of_its_own(caller: Client) -> None:
     whole = (await caller.post(MESSAGES, json={**HI, "tools": [TOOL]})).json()
     text, call = whole["content"]
     assert text == {"type": "text", "text": "Well."}
@@ -289,11 +285,9 @@ async def test_a_call_is_a_block_of_its_own(caller: httpx.AsyncClient) -> None:
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
 
 
-async def test_what_only_began_like_a_call_is_text_streamed_or_not(
-    caller: httpx.AsyncClient, calling: FakeBackend
-) -> None:
+async def test_what_only_began_like_a_call_is_text_streamed_or_not(caller: Client) -> None:
     broken = '<tool_call>\n{"name": "f", "arguments": {"a": oops}}\n</tool_call>'
-    calling.steps = text_of(*broken)
+    caller.backend.steps = text_of(*broken)
     whole = (await caller.post(MESSAGES, json={**HI, "tools": [TOOL]})).json()
     (block,) = whole["content"]
     assert block == {"type": "text", "text": broken}
@@ -304,11 +298,9 @@ async def test_what_only_began_like_a_call_is_text_streamed_or_not(
     assert events[-2]["delta"]["stop_reason"] == "end_turn"
 
 
-async def test_a_call_that_max_tokens_cuts_keeps_what_had_arrived(
-    caller: httpx.AsyncClient, calling: FakeBackend
-) -> None:
+async def test_a_call_that_max_tokens_cuts_keeps_what_had_arrived(caller: Client) -> None:
     cut = '<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": "c'
-    calling.steps = text_of(cut, finish=FinishReason.LENGTH)
+    caller.backend.steps = text_of(cut, finish=FinishReason.LENGTH)
     whole = (await caller.post(MESSAGES, json={**HI, "tools": [TOOL]})).json()
     assert whole["content"][0]["input"] == {"a": 1, "b": "c"}
     assert whole["stop_reason"] == "max_tokens"
@@ -329,18 +321,14 @@ async def test_a_call_that_max_tokens_cuts_keeps_what_had_arrived(
     ],
 )
 async def test_tool_choice_is_kept(
-    caller: httpx.AsyncClient,
-    calling: FakeBackend,
-    choice: Any,
-    must_call: bool,
-    num_calls: int,
+    caller: Client, choice: Any, must_call: bool, num_calls: int
 ) -> None:
-    calling.steps = text_of(CALL, CALL)
+    caller.backend.steps = text_of(CALL, CALL)
     body = {**HI, "tools": [TOOL], "tool_choice": choice}
     whole = (await caller.post(MESSAGES, json=body)).json()
     kinds = [block["type"] for block in whole["content"]]
     assert kinds.count("tool_use") == num_calls
-    request = calling.requests[0]
+    request = caller.backend.requests[0]
     assert (request.sampling.grammar is not None) == must_call
     assert [tool.name for tool in request.tools] == ([] if num_calls == 0 else ["f"])
 
@@ -412,8 +400,7 @@ async def test_an_effort_is_named_in_the_warning_header_where_the_template_has_n
 ) -> None:
     fields = {"output_config": {"effort": "low"}}
     for path, body in ((MESSAGES, HI), (COUNT, {"model": "m", "messages": USER})):
-        answer = await client.post(path, json={**body, **fields})
-        assert answer.status_code == 200
+        answer = await client.ask(path, {**body, **fields})
         assert answer.headers[WARNING_HEADER].startswith("output_config.effort: the chat template")
     assert client.backend.requests[0].template_kwargs == ()
 
@@ -431,9 +418,7 @@ async def test_a_budget_bounds_the_tokens_of_reasoning_where_there_is_any(
     assert request.sampling.reasoning == (ReasoningTokens(8, 9, max_tokens=5) if reasons else None)
 
 
-async def test_what_a_coding_agent_sends_is_answered(
-    caller: httpx.AsyncClient, calling: FakeBackend
-) -> None:
+async def test_what_a_coding_agent_sends_is_answered(caller: Client) -> None:
     """The body is written after public reports of Claude Code; no client sent it."""
     long_name = f"mcp__plugin_{'x' * 111}__y"
     assert len(long_name) == 126
@@ -450,16 +435,15 @@ async def test_what_a_coding_agent_sends_is_answered(
         "context_management": {"edits": edits},
         "thinking": {"type": "enabled", "budget_tokens": 31999},
     }
-    answer = await caller.post(MESSAGES, json=body)
-    assert answer.status_code == 200, answer.text
-    assert [tool.name for tool in calling.requests[0].tools] == ["f", long_name]
+    answer = await caller.ask(MESSAGES, body)
+    assert [tool.name for tool in caller.backend.requests[0].tools] == ["f", long_name]
     assert answer.headers["x-raystream-warning"] == (
         "Tools that do not run here: tool_search_tool_regex_20251119, web_search_20250305"
     )
 
 
 async def test_a_tool_of_a_type_that_the_client_would_run_is_refused_with_advice(
-    caller: httpx.AsyncClient,
+    caller: Client,
 ) -> None:
     tool = {"type": "bash_20250124", "name": "bash", "max_uses": 1}
     answer = await caller.post(MESSAGES, json={**HI, "tools": [tool]})
@@ -469,18 +453,15 @@ async def test_a_tool_of_a_type_that_the_client_would_run_is_refused_with_advice
     )
 
 
-async def test_a_call_that_must_come_is_not_cut_by_stop_sequences(
-    caller: httpx.AsyncClient, calling: FakeBackend
-) -> None:
+async def test_a_call_that_must_come_is_not_cut_by_stop_sequences(caller: Client) -> None:
     fields = {"tools": [TOOL], "stop_sequences": ["1"]}
     for choice, stop in (({"type": "any"}, ()), ({"type": "auto"}, ("1",))):
-        answer = await caller.post(MESSAGES, json={**HI, **fields, "tool_choice": choice})
-        assert answer.status_code == 200, answer.text
-        assert calling.requests[-1].sampling.stop == stop
+        await caller.ask(MESSAGES, {**HI, **fields, "tool_choice": choice})
+        assert caller.backend.requests[-1].sampling.stop == stop
 
 
 async def test_images_of_results_reach_the_model_in_the_user_s_turn_behind_them(
-    caller: httpx.AsyncClient, calling: FakeBackend
+    caller: Client,
 ) -> None:
     image = {"type": "image", "source": {"type": "url", "url": IMAGE}}
     calls: list[Any] = [
@@ -501,9 +482,10 @@ async def test_images_of_results_reach_the_model_in_the_user_s_turn_behind_them(
             {"role": "assistant", "content": calls},
             {"role": "user", "content": content},
         ]
-        answer = await caller.post(MESSAGES, json={**HI, "messages": turns})
-        assert answer.status_code == 200, answer.text
-        messages = [each for each in calling.requests[-1].prompt if isinstance(each, ChatMessage)]
+        await caller.ask(MESSAGES, {**HI, "messages": turns})
+        messages = [
+            each for each in caller.backend.requests[-1].prompt if isinstance(each, ChatMessage)
+        ]
         assert [message.role for message in messages] == [
             "user", "assistant", "tool", "tool", "user",
         ]  # fmt: skip
@@ -524,20 +506,18 @@ async def test_a_schema_constrains_the_text(client: Client) -> None:
     assert client.backend.requests[0].sampling.grammar is not None
 
 
-async def test_tokens_are_counted_without_an_answer(
-    caller: httpx.AsyncClient, calling: FakeBackend
-) -> None:
+async def test_tokens_are_counted_without_an_answer(caller: Client) -> None:
     body = {"model": "m", "system": "Be kind.", "messages": USER, "tools": [TOOL]}
     answer = await caller.post(COUNT, json=body)
     assert answer.json() == {"input_tokens": 2}
-    (asked,) = calling.tokenized
+    (asked,) = caller.backend.tokenized
     assert [message.role for message in asked.prompt if not isinstance(message, str)] == [
         "system",
         "user",
     ]
     assert [tool.name for tool in asked.tools] == ["f"]
     assert asked.add_generation_prompt
-    assert calling.requests == []
+    assert caller.backend.requests == []
 
 
 REFUSALS: list[tuple[dict[str, Any], str]] = [
@@ -611,7 +591,7 @@ async def test_what_is_not_honoured_is_refused_by_name_in_anthropic_s_shape(clie
     ],
 )
 async def test_an_error_names_the_block_that_the_client_sent(
-    caller: httpx.AsyncClient, block: dict[str, Any], named: str
+    caller: Client, block: dict[str, Any], named: str
 ) -> None:
     used = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
     messages = [
@@ -619,8 +599,7 @@ async def test_an_error_names_the_block_that_the_client_sent(
         {"role": "user", "content": [{"type": "text", "text": "a"}, block]},
     ]
     body = {**HI, "system": "Be kind.", "messages": messages}
-    answer = await caller.post(MESSAGES, json=body)
-    assert answer.status_code == 400
+    answer = await caller.ask(MESSAGES, body, 400)
     assert named in answer.json()["error"]["message"]
 
 
@@ -683,16 +662,14 @@ async def test_both_headers_take_a_key(backend: FakeBackend) -> None:
     assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
 
 
-async def test_every_event_is_what_the_document_says(
-    caller: httpx.AsyncClient, calling: FakeBackend
-) -> None:
+async def test_every_event_is_what_the_document_says(caller: Client) -> None:
     document = (await caller.get("/openapi.json")).json()
     response = document["paths"][MESSAGES]["post"]["responses"]
     assert response["default"] == {"$ref": "#/components/responses/MessagesError"}
     content = response["200"]["content"]["text/event-stream"]["schema"]
     schema = content["properties"]["data"]["anyOf"][1]["contentSchema"]
     validator = Draft202012Validator({**schema, "components": document["components"]})
-    calling.scripts = [calling.steps, [*HELLO[:1], GenerationFailedError("gone")]]
+    caller.backend.scripts = [caller.backend.steps, [*HELLO[:1], GenerationFailedError("gone")]]
     events = await streamed(caller, tools=[TOOL]) + await streamed(caller)
     for event in events:
         validator.validate(event)
@@ -737,17 +714,14 @@ def test_blocks_are_counted_before_they_are_read(field: str) -> None:
         PromptFields.model_validate({"model": "m", "messages": USER, field: value})
 
 
-async def test_the_result_of_a_call_may_be_null(caller: httpx.AsyncClient) -> None:
+async def test_the_result_of_a_call_may_be_null(caller: Client) -> None:
     result = {"type": "tool_result", "tool_use_id": "a", "content": None}
     call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
     turns = [*USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
-    answer = await caller.post(COUNT, json={"model": "m", "messages": turns})
-    assert answer.status_code == 200, answer.text
+    await caller.ask(COUNT, {"model": "m", "messages": turns})
 
 
 async def test_a_replica_s_refusal_of_a_grammar_names_the_client_s_field(client: Client) -> None:
     client.backend.refusal = InvalidRequestError("The schema needs too much.", GRAMMAR_PARAM)
-    answer = await client.post(MESSAGES, json=HI)
-    assert answer.status_code == 400
-    told = answer.json()["error"]["message"]
+    told = (await client.ask(MESSAGES, HI, 400)).json()["error"]["message"]
     assert told == "output_config.format: The schema needs too much."

@@ -26,7 +26,7 @@ from serve_app.api.responses.schema import ResponsesEvent
 from serve_app.http.warning_header import WARNING_HEADER
 from tests.images import data_uri
 from tests.offenders import every
-from tests.serve_app.apps import Client, client_of, make_app
+from tests.serve_app.apps import Client, make_app
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 
@@ -72,8 +72,8 @@ def calling() -> FakeBackend:
 
 
 @pytest.fixture
-async def caller(calling: FakeBackend) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(make_app(calling)) as client:
+async def caller(calling: FakeBackend) -> AsyncIterator[Client]:
+    async with Client(make_app(calling), calling) as client:
         yield client
 
 
@@ -185,7 +185,7 @@ async def test_a_broken_stream_ends_with_a_failed_response(client: Client) -> No
     assert last["response"]["error"] == {"code": "server_error", "message": "gone"}
 
 
-async def test_a_call_is_an_item_of_its_own(caller: httpx.AsyncClient) -> None:
+async def test_a_call_is_an_item_of_its_own(caller: Client) -> None:
     whole = (await caller.post(RESPONSES, json={**HI, "tools": [TOOL]})).json()
     Response.model_validate(whole)
     text, call = whole["output"]
@@ -217,16 +217,12 @@ async def test_a_call_is_an_item_of_its_own(caller: httpx.AsyncClient) -> None:
     ],
 )
 async def test_tool_choice_is_kept(
-    caller: httpx.AsyncClient,
-    calling: FakeBackend,
-    fields: dict[str, Any],
-    must_call: bool,
-    num_calls: int,
+    caller: Client, fields: dict[str, Any], must_call: bool, num_calls: int
 ) -> None:
-    calling.steps = text_of(CALL, CALL)
+    caller.backend.steps = text_of(CALL, CALL)
     whole = (await caller.post(RESPONSES, json={**HI, "tools": [TOOL], **fields})).json()
     assert [item["type"] for item in whole["output"]].count("function_call") == num_calls
-    assert (calling.requests[0].sampling.grammar is not None) == must_call
+    assert (caller.backend.requests[0].sampling.grammar is not None) == must_call
 
 
 async def test_reasoning_is_an_item_before_the_text(client: Client) -> None:
@@ -249,9 +245,7 @@ async def test_reasoning_is_an_item_before_the_text(client: Client) -> None:
     ]
 
 
-async def test_the_prompt_is_what_the_items_say(
-    caller: httpx.AsyncClient, calling: FakeBackend
-) -> None:
+async def test_the_prompt_is_what_the_items_say(caller: Client) -> None:
     items = [
         {"role": "developer", "content": "Be kind."},
         {
@@ -268,7 +262,7 @@ async def test_the_prompt_is_what_the_items_say(
     ]  # fmt: skip
     body = {**HI, "instructions": "You explain.", "input": items}
     assert (await caller.post(RESPONSES, json=body)).status_code == 200
-    messages: Any = calling.requests[0].prompt
+    messages: Any = caller.backend.requests[0].prompt
     roles = ["system", "system", "user", "assistant", "tool"]
     assert [message.role for message in messages] == roles
     assert [message.parts[0].text for message in messages[:2]] == ["You explain.", "Be kind."]
@@ -278,17 +272,16 @@ async def test_the_prompt_is_what_the_items_say(
     assert (messages[4].name, messages[4].parts[0].text) == ("f", "two")
 
 
-async def test_an_answer_s_items_come_back_as_they_are(caller: httpx.AsyncClient) -> None:
+async def test_an_answer_s_items_come_back_as_they_are(caller: Client) -> None:
     first = (await caller.post(RESPONSES, json={**HI, "tools": [TOOL]})).json()
     call = first["output"][1]
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "2"}
     items = [{"role": "user", "content": "hi"}, *first["output"], result]
-    answer = await caller.post(RESPONSES, json={**HI, "input": items, "tools": [TOOL]})
-    assert answer.status_code == 200, answer.text
+    await caller.ask(RESPONSES, {**HI, "input": items, "tools": [TOOL]})
 
 
 async def test_what_asks_for_nothing_is_accepted_and_hosted_tools_are_named_in_a_header(
-    caller: httpx.AsyncClient, calling: FakeBackend
+    caller: Client,
 ) -> None:
     body = {
         **HI,
@@ -296,47 +289,43 @@ async def test_what_asks_for_nothing_is_accepted_and_hosted_tools_are_named_in_a
         "client_metadata": {"thread_id": "t"},
         "tools": [{"type": "web_search", "external_web_access": False}, TOOL, {"type": "mcp"}],
     }
-    answer = await caller.post(RESPONSES, json=body)
-    assert answer.status_code == 200, answer.text
+    answer = await caller.ask(RESPONSES, body)
     assert answer.headers["x-raystream-warning"] == "Tools that do not run here: mcp, web_search"
-    assert [tool.name for tool in calling.requests[0].tools] == ["f"]
+    assert [tool.name for tool in caller.backend.requests[0].tools] == ["f"]
     assert [tool["name"] for tool in answer.json()["tools"]] == ["f"]
 
 
-async def test_functions_of_a_namespace_are_called_by_it_and_come_back(
-    caller: httpx.AsyncClient, calling: FakeBackend
-) -> None:
-    calling.steps = text_of(CALL.replace('"f"', '"n__f"'))
+async def test_functions_of_a_namespace_are_called_by_it_and_come_back(caller: Client) -> None:
+    caller.backend.steps = text_of(CALL.replace('"f"', '"n__f"'))
     namespace = {"type": "namespace", "name": "n", "description": "N.", "tools": [TOOL]}
     body = {**HI, "tools": [TOOL, namespace]}
     whole = (await caller.post(RESPONSES, json=body)).json()
     Response.model_validate(whole)
     (call,) = whole["output"]
     assert (call["namespace"], call["name"]) == ("n", "f")
-    assert [tool.name for tool in calling.requests[0].tools] == ["f", "n__f"]
+    assert [tool.name for tool in caller.backend.requests[0].tools] == ["f", "n__f"]
     streamed_call = (await streamed(caller, **body))[-1]["response"]["output"][0]
     assert (streamed_call["namespace"], streamed_call["name"]) == ("n", "f")
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "2"}
     items = [{"role": "user", "content": "hi"}, call, result]
     assert (await caller.post(RESPONSES, json={**body, "input": items})).status_code == 200
-    messages = [each for each in calling.requests[-1].prompt if isinstance(each, ChatMessage)]
+    messages = [
+        each for each in caller.backend.requests[-1].prompt if isinstance(each, ChatMessage)
+    ]
     assert messages[1].tool_calls[0].name == messages[2].name == "n__f"
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
-async def test_only_allowed_tools_are_offered(
-    caller: httpx.AsyncClient, calling: FakeBackend, mode: str
-) -> None:
+async def test_only_allowed_tools_are_offered(caller: Client, mode: str) -> None:
     choice = {
         "type": "allowed_tools",
         "mode": mode,
         "tools": [{"type": "function", "name": "g"}, {"type": "web_search"}],
     }
     body = {**HI, "tools": [TOOL, {**TOOL, "name": "g"}], "tool_choice": choice}
-    answer = await caller.post(RESPONSES, json=body)
-    assert answer.status_code == 200, answer.text
+    answer = await caller.ask(RESPONSES, body)
     assert answer.json()["tool_choice"] == choice
-    (request,) = calling.requests
+    (request,) = caller.backend.requests
     assert [tool.name for tool in request.tools] == ["g"]
     assert (request.sampling.grammar is not None) == (mode == "required")
 
@@ -351,8 +340,7 @@ async def test_a_refusal_of_an_earlier_turn_is_text(client: Client) -> None:
         (chat, "messages", refused),
         (chat, "messages", whole),
     ):
-        answer = await client.post(path, json={"model": "m", name: [hi, turn, hi]})
-        assert answer.status_code == 200, answer.text
+        await client.ask(path, {"model": "m", name: [hi, turn, hi]})
         messages = [
             each for each in client.backend.requests[-1].prompt if isinstance(each, ChatMessage)
         ]
@@ -367,8 +355,7 @@ async def test_a_refusal_of_an_earlier_turn_is_text(client: Client) -> None:
     ],
 )
 async def test_a_format_constrains_the_text(client: Client, form: dict[str, Any]) -> None:
-    answer = await client.post(RESPONSES, json={**HI, "text": {"format": form}})
-    assert answer.status_code == 200
+    answer = await client.ask(RESPONSES, {**HI, "text": {"format": form}})
     assert answer.json()["text"]["format"]["type"] == form["type"]
     assert client.backend.requests[0].sampling.grammar is not None
 
@@ -410,9 +397,7 @@ NOT_HONOURED: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-async def test_what_is_not_honoured_is_refused_by_name(
-    caller: httpx.AsyncClient, calling: FakeBackend
-) -> None:
+async def test_what_is_not_honoured_is_refused_by_name(caller: Client) -> None:
     for case in every(NOT_HONOURED):
         with case as (fields, param):
             answer = await caller.post(RESPONSES, json={**HI, **fields})
@@ -420,14 +405,13 @@ async def test_what_is_not_honoured_is_refused_by_name(
             assert answer.status_code == 400, error
             assert error["param"].startswith(param)
             assert error["param"] in error["message"]
-            assert calling.requests == []
+            assert caller.backend.requests == []
 
 
 async def test_an_effort_is_named_in_the_warning_header_where_the_template_has_no_setting(
     client: Client,
 ) -> None:
-    answer = await client.post(RESPONSES, json={**HI, "reasoning": {"effort": "medium"}})
-    assert answer.status_code == 200
+    answer = await client.ask(RESPONSES, {**HI, "reasoning": {"effort": "medium"}})
     assert answer.headers[WARNING_HEADER].startswith("reasoning.effort: the chat template of 'm'")
     assert answer.json()["reasoning"]["effort"] == "medium"
     assert client.backend.requests[0].template_kwargs == ()
@@ -440,9 +424,7 @@ async def test_an_overload_has_openai_s_shape(client: Client) -> None:
     assert answer.json()["error"]["code"] == "overloaded"
 
 
-async def test_every_event_is_what_the_document_says(
-    caller: httpx.AsyncClient, calling: FakeBackend
-) -> None:
+async def test_every_event_is_what_the_document_says(caller: Client) -> None:
     document = (await caller.get("/openapi.json")).json()
     response = document["paths"][RESPONSES]["post"]["responses"]
     content = response["200"]["content"]["text/event-stream"]["schema"]
@@ -482,13 +464,11 @@ METADATA: list[dict[str, object]] = [
 async def test_metadata_has_openai_s_bounds(client: Client) -> None:
     for case in every(METADATA):
         with case as metadata:
-            answer = await client.post(RESPONSES, json={**HI, "metadata": metadata})
-            assert answer.status_code == 400
+            answer = await client.ask(RESPONSES, {**HI, "metadata": metadata}, 400)
             assert answer.json()["error"]["param"].startswith("metadata")
 
 
 async def test_a_replica_s_refusal_of_a_grammar_names_the_client_s_field(client: Client) -> None:
     client.backend.refusal = InvalidRequestError("The schema needs too much.", GRAMMAR_PARAM)
-    answer = await client.post(RESPONSES, json=HI)
-    assert answer.status_code == 400
+    answer = await client.ask(RESPONSES, HI, 400)
     assert answer.json()["error"]["param"] == "text.format"

@@ -103,9 +103,7 @@ async def test_a_wrong_request_is_told_why(client: Client) -> None:
     for case in every(WRONG):
         with case as (fields, param, words):
             body = {"model": "x", "text_1": "a", "text_2": "b", **fields}
-            answer = await client.post("/score", json=body)
-            assert answer.status_code == 400
-            error = answer.json()["error"]
+            error = (await client.ask("/score", body, 400)).json()["error"]
             assert error["param"] == param
             assert words in error["message"]
 

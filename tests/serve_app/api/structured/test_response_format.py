@@ -25,8 +25,7 @@ def named(schema: Any, **fields: Any) -> dict[str, Any]:
 async def test_a_schema_is_enforced_whether_strict_or_not(
     client: Client, strict: dict[str, Any]
 ) -> None:
-    answer = await client.post(CHAT, json={**HI, "response_format": named(SCHEMA, **strict)})
-    assert answer.status_code == 200
+    answer = await client.ask(CHAT, {**HI, "response_format": named(SCHEMA, **strict)})
     grammar = client.backend.requests[0].sampling.grammar
     assert grammar is not None
     assert '"properties": {"a": {"type": "integer"}}' in grammar

@@ -113,8 +113,7 @@ async def test_only_allowed_tools_are_offered(client: Client, mode: str) -> None
         "tools": [tool("f"), {"type": "web_search"}, tool("g")],
         "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed},
     }
-    answer = await client.post(CHAT, json={**HI, **fields})
-    assert answer.status_code == 200, answer.text
+    answer = await client.ask(CHAT, {**HI, **fields})
     assert [each.name for each in client.backend.requests[0].tools] == ["g"]
     assert (client.backend.requests[0].sampling.grammar is not None) == (mode == "required")
     assert answer.headers["x-raystream-warning"] == "Tools that do not run here: web_search"

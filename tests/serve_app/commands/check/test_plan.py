@@ -17,6 +17,7 @@ from deployments.plan.memory_budget import GIB
 from serve_app.commands.check import plan as planning
 from serve_app.commands.check.plan import PlanError, card_of, models_of, parse_size
 from serve_app.commands.cli import app
+from tests.failing import failing
 from tests.hub_configs import config_file
 
 ROOT = Path(__file__).parents[4]
@@ -114,10 +115,9 @@ def test_a_table_tells_each_part_and_why() -> None:
 
 
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch, free_gib: int, total_gib: int = 128) -> None:
-    def no_driver() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    monkeypatch.setattr(
+        pynvml, "nvmlInit", failing(pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
+    )
     monkeypatch.setattr(planning, "has_bfloat16", lambda: True)
     monkeypatch.setattr(cgroup, "available_bytes", lambda: free_gib * GIB)
     monkeypatch.setattr(cgroup, "total_bytes", lambda: total_gib * GIB)
@@ -248,10 +248,9 @@ def test_the_gpus_of_this_machine_are_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_shipped_file_is_planned_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    def find_none() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", find_none)
+    monkeypatch.setattr(
+        pynvml, "nvmlInit", failing(pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
+    )
     result = run(str(ROOT / "serve_config.yaml"))
     assert result.exit_code == 0
     assert "this machine's CPU" in result.stdout

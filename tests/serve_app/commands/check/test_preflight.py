@@ -20,6 +20,7 @@ from serve_app.commands.check.preflight import (
 from serve_app.commands.server_environment import HAPROXY_PORTS, is_free
 from serve_app.config import AppConfig
 from serve_app.placement import Node
+from tests.failing import failing
 
 ROOT = Path(__file__).resolve().parents[4]
 Run = Callable[..., bool]
@@ -100,10 +101,7 @@ def test_a_host_of_another_machine_is_reported_in_one_line(
 def test_a_port_of_the_administrator_is_reported_in_one_line(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(host: str, port: int) -> bool:
-        raise PermissionError
-
-    monkeypatch.setattr(preflight, "is_free", refuse)
+    monkeypatch.setattr(preflight, "is_free", failing(PermissionError()))
     assert not run(80)
     error = capsys.readouterr().err
     assert "http_options.port: the system lets only its administrator listen on 80" in error

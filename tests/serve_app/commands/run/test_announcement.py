@@ -17,6 +17,7 @@ from serve_app.commands.run.announcement import (
     local_url,
     wait_until_ready,
 )
+from tests.failing import failing
 from tests.offenders import every
 from tests.serve_app.tls_server import certify
 from tests.threaded_server import answering
@@ -113,11 +114,8 @@ def test_the_server_is_not_asked_while_deployments_are_pending(server: FakeServe
 
 
 def test_a_start_that_fails_is_not_waited_for(server: FakeServer) -> None:
-    def failed() -> list[str]:
-        raise StartFailedError("no such model")
-
     with pytest.raises(StartFailedError, match="no such model"):
-        wait(server, failed)
+        wait(server, failing(StartFailedError("no such model")))
 
 
 def test_a_server_that_does_not_listen_is_not_ready(server: FakeServer) -> None:

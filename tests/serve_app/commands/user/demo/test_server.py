@@ -10,6 +10,7 @@ from serve_app.commands.check.check import find_problems
 from serve_app.commands.user.demo.server import DemoError, DemoServer, serving, two_replicas
 from serve_app.config import AppConfig
 from serve_app.shipped_files import CONFIG
+from tests.failing import failing
 
 
 def test_its_configuration_is_the_shipped_one_with_two_replicas_of_one_model() -> None:
@@ -52,10 +53,10 @@ def test_a_server_that_ends_at_its_start_is_told_with_its_last_lines(tmp_path: P
 def test_a_machine_without_a_folder_for_files_is_told_what_to_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(prefix: str) -> None:
-        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
-
-    monkeypatch.setattr("tempfile.TemporaryDirectory", refuse)
+    monkeypatch.setattr(
+        "tempfile.TemporaryDirectory",
+        failing(FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")),
+    )
     with (
         pytest.raises(DemoError, match=r"No usable temporary directory .*; set TMPDIR"),
         serving(lambda _: None),
