@@ -8,6 +8,7 @@ import pytest
 
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
+from tests.serve_app.apps import client_of
 from tests.serve_app.fakes import FakeBackend, FakeClock
 from tests.serve_app.test_ingress import openapi
 
@@ -36,8 +37,7 @@ def backends() -> dict[str, FakeBackend]:
 async def client(
     config: AppConfig, backends: Mapping[str, FakeBackend]
 ) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(build_app(AppParts(config, backends, clock=FakeClock())))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(build_app(AppParts(config, backends, clock=FakeClock()))) as client:
         yield client
 
 

@@ -219,8 +219,7 @@ async def test_what_no_served_model_can_answer_is_left_out(
 
 async def test_a_cross_encoder_is_documented_once_it_is_known(config: AppConfig) -> None:
     app = build_app(AppParts(config, {}, classifiers={"x": FakeCrossEncoder()}))
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+    async with client_of(app) as client:
         assert "/rerank" not in (await openapi(client))["paths"]
         answer = await client.post("/rerank", json={"query": "a", "documents": ["a"]})
         assert answer.status_code == 200

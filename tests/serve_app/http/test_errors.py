@@ -1,7 +1,6 @@
 import gzip
 import json
 
-import httpx
 import pytest
 from fastapi import FastAPI
 
@@ -19,7 +18,7 @@ from deployments.contract.errors import (
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import every
-from tests.serve_app.apps import Client
+from tests.serve_app.apps import Client, client_of
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -179,8 +178,7 @@ async def test_a_bug_of_ours_is_raised_again_for_the_log(
     app: FastAPI, backend: FakeBackend
 ) -> None:
     backend.refusal = ZeroDivisionError("secret")
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(app) as client:
         with pytest.raises(ZeroDivisionError):
             await client.post(CHAT, json=HI)
 
@@ -189,8 +187,7 @@ async def test_an_id_that_serve_echoes_is_not_repeated(
     config: AppConfig, backend: FakeBackend
 ) -> None:
     app = build_app(AppParts(config, {"m": backend}, serve_echoes_id=True))
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(app) as client:
         answer = await client.get("/v1/models", headers={"x-request-id": "mine"})
     assert "x-request-id" not in answer.headers
 

@@ -14,7 +14,7 @@ from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, T
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import every
-from tests.serve_app.apps import Client
+from tests.serve_app.apps import Client, client_of
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.sse_decoder import events_of
 
@@ -187,7 +187,7 @@ async def test_required_calls_that_end_anywhere_never_become_text(
     backend = FakeBackend(tool_call_format=known)
     app = build_app(AppParts(config, {"m": backend}))
     text = WRITTEN[known]
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+    async with client_of(app) as client:
         for end in range(1, len(text) + 1):
             backend.steps = script(text[:end], finish, size=1)
             choices = await chunks_of(client, tool_choice="required")
@@ -213,7 +213,7 @@ async def test_chosen_calls_that_the_length_cuts_never_become_text(
     backend = FakeBackend(tool_call_format=known)
     app = build_app(AppParts(config, {"m": backend}))
     text = "Let me look.\n" + WRITTEN[known]
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+    async with client_of(app) as client:
         for end in range(len("Let me look.\n") + 1, len(text) + 1):
             backend.steps = script(text[:end], FinishReason.LENGTH, size=1)
             content, calls = put_together(await chunks_of(client))

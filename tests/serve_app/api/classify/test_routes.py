@@ -15,7 +15,7 @@ from serve_app.api.classify.scores import MAX_NUM_SCORES
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import every
-from tests.serve_app.apps import Client, access_lines
+from tests.serve_app.apps import Client, access_lines, client_of
 from tests.serve_app.fake_pooler import MAX_MODEL_LEN, FakeClassifier
 from tests.serve_app.fakes import FakeBackend, FakeClock
 
@@ -45,7 +45,7 @@ async def strict_client(classifier: FakeClassifier) -> AsyncIterator[httpx.Async
         {"models": [{"id": "m", "source": "nowhere"}], "limits": limits}
     )
     app = build_app(AppParts(config, {}, clock=FakeClock(), classifiers={"c": classifier}))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+    async with client_of(app) as client:
         yield client
 
 
@@ -326,7 +326,7 @@ async def test_an_answer_with_too_many_scores_is_refused_before_the_model_is_ask
     classifier = FakeClassifier(labels=labels)
     app = build_app(AppParts(config, {}, clock=FakeClock(), classifiers={"c": classifier}))
     text = "a" * (MAX_NUM_SCORES // 1000 + 1)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+    async with client_of(app) as client:
         error = await refused(client, {"input": text, "split": {"max_chars": 1}})
         assert error["param"] == "top_k"
         error = await refused(client, {"input": list(text)}, VLLM)
@@ -358,7 +358,7 @@ async def test_a_large_answer_is_serialized_off_the_event_loop(
         return write(answer)
 
     monkeypatch.setattr(BaseModel, "model_dump_json", spy)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+    async with client_of(app) as client:
         answer = await client.post(shape, json={"model": "c", "input": ["a"] * num_texts})
     assert len(answer.json()["data"]) == num_texts
     assert (threads[0] is threading.main_thread()) is is_on_loop
@@ -476,7 +476,7 @@ async def test_an_unknown_model_is_not_found(client: Client) -> None:
 
 async def test_a_server_without_a_classifier_says_so(config: AppConfig) -> None:
     app = build_app(AppParts(config, {"m": FakeBackend()}, clock=FakeClock()))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+    async with client_of(app) as client:
         answer = await client.post(V1, json={"input": "a"})
     assert answer.status_code == 404
     assert answer.json()["error"]["message"] == "No model here can classify."

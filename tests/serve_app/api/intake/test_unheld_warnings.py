@@ -10,7 +10,6 @@ import uuid
 from collections import deque
 from typing import Annotated, Any, Literal, NamedTuple
 
-import httpx
 import pydantic
 import pytest
 
@@ -19,7 +18,7 @@ from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import every
 from tests.serve_app.api.structured.accepting import takes
-from tests.serve_app.apps import Client
+from tests.serve_app.apps import Client, client_of
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -163,8 +162,7 @@ async def test_a_required_tool_is_treated_alike(config: AppConfig, is_strict: bo
         "tool_choice": "required",
     }
     parts = AppParts(config, {"m": FakeBackend(tool_call_format="hermes")})
-    transport = httpx.ASGITransport(build_app(parts))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(build_app(parts)) as client:
         answer = await client.post(CHAT, json=body)
     assert answer.status_code == (400 if is_strict else 200)
     assert "uniqueItems" in (answer.text if is_strict else answer.headers[WARNING])

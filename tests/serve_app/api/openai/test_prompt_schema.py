@@ -1,6 +1,5 @@
 from typing import Any
 
-import httpx
 import pytest
 from PIL import Image
 from pydantic import ValidationError
@@ -33,8 +32,7 @@ async def test_too_many_parts_are_refused_by_their_number(path: str, messages: l
     app = build_app(
         AppParts(AppConfig(models=(ModelConfig(id="m", source="x"),)), {"m": FakeBackend()})
     )
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(app) as client:
         answer = await client.post(path, json={"model": "m", "messages": messages})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "messages"

@@ -1,6 +1,5 @@
 from typing import Any
 
-import httpx
 import pytest
 from pydantic import ValidationError
 
@@ -8,7 +7,7 @@ from deployments.contract.sampling_params import SamplingParams
 from serve_app.api.chat.schema import ChatRequest
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.serve_app.apps import Client
+from tests.serve_app.apps import Client, client_of
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -65,8 +64,7 @@ async def test_absent_fields_have_the_model_s_defaults_except_the_seed(
 ) -> None:
     defaults = SamplingParams(max_tokens=9, temperature=0.7, top_k=20, stop=("END",))
     backend = FakeBackend(default_sampling=defaults)
-    transport = httpx.ASGITransport(build_app(AppParts(config, {"m": backend})))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(build_app(AppParts(config, {"m": backend}))) as client:
         for _ in range(2):
             await client.post(CHAT, json={**HI, "temperature": None, "top_p": 0.5})
     first, second = (request.sampling for request in backend.requests)

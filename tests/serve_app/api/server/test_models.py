@@ -2,8 +2,6 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-import httpx
-
 from deployments.contract.descriptions import Footprint
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.api.intake.context import ApiContext
@@ -53,7 +51,7 @@ async def test_one_model_is_shown(client: Client) -> None:
 
 async def test_a_model_whose_name_has_a_slash_is_found(config: AppConfig) -> None:
     app = build_app(AppParts(config, {"org/m": FakeBackend(model_id="org/m")}))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+    async with client_of(app) as client:
         assert (await client.get("/v1/models/org/m")).json()["id"] == "org/m"
 
 
@@ -132,6 +130,6 @@ async def test_a_model_with_an_odd_description_leaves_the_others_in_the_list(
     broken = FakeClassifier()
     broken.description = replace(broken.description, id="c", labels=odd)
     app = build_app(AppParts(config, {"m": FakeBackend()}, {"c": broken}))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+    async with client_of(app) as client:
         answer = await client.get("/v1/models")
     assert [card["id"] for card in answer.json()["data"]] == ["m"]

@@ -23,6 +23,7 @@ from serve_app.http.warning_header import WARNING_HEADER
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import every
 from tests.serve_app.api.structured.accepting import takes
+from tests.serve_app.apps import client_of
 from tests.serve_app.fakes import FakeBackend
 
 SETTINGS = GrammarSettings(LimitsConfig())
@@ -214,8 +215,7 @@ ROUTES: list[tuple[str, str, dict[str, Any]]] = [
 @pytest.mark.usefixtures("num_compiled")
 async def test_every_route_holds_and_names_the_same(config: AppConfig) -> None:
     backend = FakeBackend(tool_call_format="hermes")
-    transport = httpx.ASGITransport(build_app(AppParts(config, {"m": backend})))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(build_app(AppParts(config, {"m": backend}))) as client:
         for case in every(ROUTES):
             with case as (name, route, body):
                 answer = await client.post(route, json=body)

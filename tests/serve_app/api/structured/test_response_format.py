@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import httpx
 import pytest
 
 from serve_app.api.structured import answer_grammar
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import every
-from tests.serve_app.apps import Client
+from tests.serve_app.apps import Client, client_of
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -88,8 +87,7 @@ async def test_a_schema_is_refused_at_once_if_too_many_are_queued(
     config: AppConfig, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answer_grammar, "MAX_NUM_SCHEMAS", 0)
-    transport = httpx.ASGITransport(build_app(AppParts(config, {"m": backend})))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(build_app(AppParts(config, {"m": backend}))) as client:
         refused = await client.post(CHAT, json={**HI, "response_format": named(SCHEMA)})
         assert (await client.post(CHAT, json=HI)).status_code == 200
     assert refused.status_code == 503

@@ -237,8 +237,7 @@ FORCED = {
 
 async def test_a_forced_call_and_a_constraint_exclude_each_other(config: AppConfig) -> None:
     parts = AppParts(config, {"m": FakeBackend(tool_call_format="hermes")})
-    transport = httpx.ASGITransport(build_app(parts))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(build_app(parts)) as client:
         for field, value in (("structured_outputs", {"choice": ["a"]}), ("guided_regex", "a")):
             param, message = await refusal(client, **{field: value}, **FORCED)
             assert param == field
@@ -247,8 +246,7 @@ async def test_a_forced_call_and_a_constraint_exclude_each_other(config: AppConf
 
 async def test_a_constraint_and_tools_allow_either(config: AppConfig) -> None:
     backend = FakeBackend(tool_call_format="hermes")
-    transport = httpx.ASGITransport(build_app(AppParts(config, {"m": backend})))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(build_app(AppParts(config, {"m": backend}))) as client:
         for outputs in ({"choice": ["yes", "no"]}, {"structural_tag": WEATHER}):
             grammar = await grammar_for(
                 client, backend, structured_outputs=outputs, tools=FORCED["tools"]
@@ -268,8 +266,7 @@ async def test_the_setting_opens_objects(backend: FakeBackend) -> None:
                 "structured_outputs": {"closed_objects": closes},
             }
         )
-        transport = httpx.ASGITransport(build_app(AppParts(config, {"m": backend})))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with client_of(build_app(AppParts(config, {"m": backend}))) as client:
             open_too = {"json": schema, "disable_additional_properties": True}
             closed = await grammar_for(client, backend, structured_outputs=open_too)
             assert not takes(closed, '{"a": 1, "b": 2}')

@@ -1,6 +1,5 @@
 from typing import Any
 
-import httpx
 import pytest
 
 from deployments.contract.generation import TokenizeRequest
@@ -8,7 +7,7 @@ from deployments.contract.messages import ChatMessage, TextPart, Tool
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import every
-from tests.serve_app.apps import Client
+from tests.serve_app.apps import Client, client_of
 from tests.serve_app.fakes import FakeBackend
 
 HI = (ChatMessage("user", (TextPart("hi"),)),)
@@ -85,8 +84,7 @@ async def test_tokens_become_text(client: Client, tokens: list[int], text: str) 
 
 async def test_tools_are_counted_as_an_answer_would_count_them(config: AppConfig) -> None:
     backend = FakeBackend(tool_call_format="hermes")
-    transport = httpx.ASGITransport(build_app(AppParts(config, {"m": backend})))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(build_app(AppParts(config, {"m": backend}))) as client:
         answer = await client.post("/tokenize", json={"messages": MESSAGES, "tools": TOOLS})
     assert answer.status_code == 200
     tool = Tool("f", None, '{"type": "object"}')
@@ -95,7 +93,6 @@ async def test_tools_are_counted_as_an_answer_would_count_them(config: AppConfig
 
 async def test_the_named_model_is_asked(config: AppConfig) -> None:
     backends = {"m": FakeBackend(), "org/n": FakeBackend(model_id="org/n")}
-    transport = httpx.ASGITransport(build_app(AppParts(config, backends)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(build_app(AppParts(config, backends))) as client:
         await client.post("/tokenize", json={"prompt": "a", "model": "org/n"})
     assert [len(backend.tokenized) for backend in backends.values()] == [0, 1]

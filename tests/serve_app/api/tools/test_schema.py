@@ -8,7 +8,7 @@ from deployments.contract.messages import Tool
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import every
-from tests.serve_app.apps import Client
+from tests.serve_app.apps import Client, client_of
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -146,8 +146,7 @@ async def test_with_tool_choice_none_the_prompt_describes_no_tools(client: Clien
 
 @pytest.fixture
 async def plain_client(config: AppConfig) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(build_app(AppParts(config, {"m": FakeBackend()})))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(build_app(AppParts(config, {"m": FakeBackend()}))) as client:
         yield client
 
 
@@ -174,6 +173,5 @@ async def test_a_model_whose_template_does_not_support_tools_refuses_them(
 
 async def test_tools_are_refused_if_the_format_of_calls_is_unknown(config: AppConfig) -> None:
     backend = FakeBackend(tool_call_format="none")
-    transport = httpx.ASGITransport(build_app(AppParts(config, {"m": backend})))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(build_app(AppParts(config, {"m": backend}))) as client:
         assert "tool_call_parser" in (await refusal(client, tools=[tool()]))["message"]

@@ -37,7 +37,7 @@ from serve_app.http.request_id import RequestIdMiddleware
 from serve_app.ingress import AppParts, build_app
 from serve_app.middleware.access_log import AccessLogMiddleware
 from tests.offenders import every
-from tests.serve_app.apps import make_app
+from tests.serve_app.apps import client_of, make_app
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fake_pooler import FakeClassifier
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock, FakeStream, Step
@@ -292,8 +292,7 @@ def app(backend: FakeBackend, **changes: float | None) -> FastAPI:
 
 
 async def post(app: FastAPI, path: str, body: dict[str, Any]) -> httpx.Response:
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(app) as client:
         return await client.post(path, json=body)
 
 
