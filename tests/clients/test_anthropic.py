@@ -212,9 +212,7 @@ def test_the_sdk_s_own_loop_of_tools_runs_the_function(claude: anthropic.Anthrop
     assert set(asked) <= {"Oslo", "Rome"}
 
 
-def test_a_parsed_answer_is_an_instance_of_the_requested_model(
-    claude: anthropic.Anthropic,
-) -> None:
+def test_a_parsed_answer_is_an_instance_of_the_requested_model(claude: anthropic.Anthropic) -> None:
     class Sky(BaseModel):
         colour: Literal["blue", "grey"]
         is_windy: bool

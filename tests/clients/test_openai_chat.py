@@ -61,9 +61,7 @@ def test_a_streamed_answer_joins_to_the_whole_one(client: openai.OpenAI) -> None
     assert last.usage == whole.usage
 
 
-def test_the_sdk_s_stream_reader_gives_the_same_answer(
-    client: openai.OpenAI,
-) -> None:
+def test_the_sdk_s_stream_reader_gives_the_same_answer(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(**about(NAME)) as stream:
         seen = "".join(event.delta for event in stream if event.type == "content.delta")
         answer = stream.get_final_completion()

@@ -167,9 +167,7 @@ async def test_a_closed_stream_makes_room(generator: TextGenerator) -> None:
             await generator.ping()
 
 
-async def test_a_resumed_stream_continues_with_the_same_tokens(
-    generator: TextGenerator,
-) -> None:
+async def test_a_resumed_stream_continues_with_the_same_tokens(generator: TextGenerator) -> None:
     sampling = SamplingParams(temperature=1, seed=5, max_tokens=12, ignore_eos=True)
     whole = await read(generator, GenerationRequest("r", "again", sampling))
     token_ids, text = joined(whole)
@@ -235,9 +233,7 @@ async def test_defaults_come_from_the_model_s_generation_config(generator: TextG
     )
 
 
-async def test_a_parameter_that_the_model_rejects_is_named(
-    generator: TextGenerator,
-) -> None:
+async def test_a_parameter_that_the_model_rejects_is_named(generator: TextGenerator) -> None:
     sampling = SamplingParams(max_tokens=8, logit_bias=((300, 1.0),))
     with pytest.raises(InvalidRequestError, match="names token 300") as caught:
         await read(generator, GenerationRequest("r", "x", sampling))
@@ -350,9 +346,7 @@ async def test_a_replica_answers_with_quantized_weights(
     quantized.__del__()
 
 
-async def test_an_answer_follows_its_grammar(
-    generator: TextGenerator,
-) -> None:
+async def test_an_answer_follows_its_grammar(generator: TextGenerator) -> None:
     grammar = LLMatcher.grammar_from_json_schema('{"enum": ["red", "green"]}')
     params = replace(GREEDY, grammar=grammar, max_tokens=20)
     deltas = await read(generator, GenerationRequest("r", "Hello", params))

@@ -153,9 +153,7 @@ async def test_a_replica_describes_its_model(classifier: TextPooler) -> None:
     assert told.footprint.weight_bytes >= 4 * told.footprint.num_parameters > 0
 
 
-async def test_a_text_that_is_too_long_is_refused_or_truncated(
-    classifier: TextPooler,
-) -> None:
+async def test_a_text_that_is_too_long_is_refused_or_truncated(classifier: TextPooler) -> None:
     refused = await classifier.pool(ask("x" * 1000))
     assert isinstance(refused, Refused)
     assert isinstance(refused.error, ContextLengthExceededError)

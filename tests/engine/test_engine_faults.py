@@ -239,9 +239,7 @@ def test_no_memory_at_all_ends_all_with_an_error_and_leaves_nothing() -> None:
     assert engine.stats.num_steps == 0
 
 
-def test_an_undecodable_id_ends_only_its_sequence(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_undecodable_id_ends_only_its_sequence(caplog: pytest.LogCaptureFixture) -> None:
     given = requests(6)
     expected = run_staggered(make_engine(load(qwen2)), given)
     third = expected.token_ids("s2")[3]

@@ -132,9 +132,7 @@ async def test_an_invalid_request_returns_its_permit(generator: Replica) -> None
     assert is_empty(generator)
 
 
-async def test_waiting_tokens_include_those_that_may_be_generated(
-    generator: Replica,
-) -> None:
+async def test_waiting_tokens_include_those_that_may_be_generated(generator: Replica) -> None:
     generator.reconfigure({"max_queued_tokens": 4096 + 25})
     accepted, refused = await open_streams(generator, 4)
     assert (len(accepted), len(refused)) == (3, 1)
@@ -165,9 +163,7 @@ async def test_a_length_that_is_lowered_ends_the_answer_and_counts_as_what_is_le
     assert is_empty(generator)
 
 
-async def test_a_full_replica_accepts_what_another_has_admitted(
-    generator: Replica,
-) -> None:
+async def test_a_full_replica_accepts_what_another_has_admitted(generator: Replica) -> None:
     accepted, _ = await open_streams(generator, 5)
     resumed = generator.generate(replace(REQUEST, is_resumed=True, generated_token_ids=(60,)))
     assert isinstance((await anext(resumed))[0], Accepted)

@@ -203,9 +203,7 @@ async def test_a_step_that_hangs_fails_the_health_and_ends_the_streams(
     hanging.may_go_on.set()
 
 
-async def test_a_long_step_is_no_reason_to_fail_the_health(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_long_step_is_no_reason_to_fail_the_health(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = Hanging(monkeypatch, max_step_s=1e9)
     engine = Observed(lambda: hanging.inner)
     engine.start()
@@ -219,9 +217,7 @@ async def test_a_long_step_is_no_reason_to_fail_the_health(
     engine.stop()
 
 
-async def test_streams_of_an_engine_that_ends_may_be_resumed_elsewhere(
-    engine: AsyncEngine,
-) -> None:
+async def test_streams_of_an_engine_that_ends_may_be_resumed_elsewhere(engine: AsyncEngine) -> None:
     gains = Gains()
     with engine.running(endless("r"), gains.take):
         await gains.next()
@@ -232,9 +228,7 @@ async def test_streams_of_an_engine_that_ends_may_be_resumed_elsewhere(
         pass
 
 
-async def test_a_block_that_ends_early_aborts_its_sequence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_block_that_ends_early_aborts_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = Hanging(monkeypatch, max_step_s=1e9)
     engine = Observed(lambda: hanging.inner)
     engine.start()
@@ -281,9 +275,7 @@ def gain(token_id: int, reason: FinishReason | None = None) -> TextDelta:
     return TextDelta((token_id,), str(token_id), reason)
 
 
-async def test_steps_that_the_loop_has_not_handled_take_one_call(
-    spreading: Spreading,
-) -> None:
+async def test_steps_that_the_loop_has_not_handled_take_one_call(spreading: Spreading) -> None:
     for i in range(5):
         spreading.hand_over(("a", gain(i)), ("b", gain(10 + i)), ("gone", gain(20 + i)))
     assert spreading.num_calls == 1

@@ -192,9 +192,7 @@ def test_the_model_gets_an_image_as_a_person_sees_it(image_encoder: PromptEncode
         assert torch.equal(found["pixel_values"], expected["pixel_values"])
 
 
-def test_the_engine_answers_encoded_prompts_as_generate_does(
-    image_encoder: PromptEncoder,
-) -> None:
+def test_the_engine_answers_encoded_prompts_as_generate_does(image_encoder: PromptEncoder) -> None:
     encoded = encode(image_encoder, user(TextPart("What is it?"), picture("green")))
     engine = make_engine(load(gemma3))
     params = SamplingParams(temperature=0, max_tokens=6)
@@ -277,9 +275,7 @@ def test_each_error_is_at_its_request_s_place(image_encoder: PromptEncoder) -> N
                 assert torch.equal(tensor, alone.model_inputs[name])
 
 
-def test_a_template_s_failure_fails_only_its_own_request(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_template_s_failure_fails_only_its_own_request(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = text_tokenizer()
     tokenizer.chat_template = (
         "{{ messages[0].content }}{{ 1 / (messages[0].content | length - 4) }}"

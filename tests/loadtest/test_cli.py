@@ -203,9 +203,7 @@ async def test_a_full_disk_is_reported_and_earlier_records_can_be_read(tmp_path:
 
 
 @pytest.mark.slow
-async def test_a_directory_that_can_t_be_created_is_reported_before_sending(
-    tmp_path: Path,
-) -> None:
+async def test_a_directory_that_can_t_be_created_is_reported_before_sending(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     async with mocked() as (server, url):
         runs = [

@@ -162,9 +162,7 @@ def test_a_pair_that_is_too_long_is_truncated_as_there(scoring: Scoring) -> None
     np.testing.assert_allclose(found, scoring.theirs(pairs), atol=1e-5)
 
 
-def test_only_a_second_text_s_end_is_dropped_where_its_length_is_bounded(
-    scoring: Scoring,
-) -> None:
+def test_only_a_second_text_s_end_is_dropped_where_its_length_is_bounded(scoring: Scoring) -> None:
     pairs = [("a b c", "d" * 30), ("a b c", "d" * 5)]
     found = scoring.ours(pairs, max_text_tokens=10)
     expected = scoring.theirs([("a b c", "d" * 10), ("a b c", "d" * 5)])

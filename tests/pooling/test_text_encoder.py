@@ -57,9 +57,7 @@ def test_a_text_that_is_too_long_is_an_error_that_names_it_and_its_length(
         assert words in refused.message
 
 
-def test_truncation_drops_a_text_s_end_and_keeps_its_special_tokens(
-    encoder: TextEncoder,
-) -> None:
+def test_truncation_drops_a_text_s_end_and_keeps_its_special_tokens(encoder: TextEncoder) -> None:
     (found,) = encoder.encode([ask("x", "abcdefghij", truncate=True)])
     assert isinstance(found, EncodedTexts)
     assert found.token_ids == ((BEGIN, *plain("x"), END), (BEGIN, *plain("abcdef"), END))
@@ -68,9 +66,7 @@ def test_truncation_drops_a_text_s_end_and_keeps_its_special_tokens(
     assert isinstance(again, RaystreamError), "truncation holds for one request only"
 
 
-def test_a_text_may_be_truncated_to_fewer_tokens_than_the_model_reads(
-    encoder: TextEncoder,
-) -> None:
+def test_a_text_may_be_truncated_to_fewer_tokens_than_the_model_reads(encoder: TextEncoder) -> None:
     one, other = encoder.encode(
         [ask("x", "abcdef", truncate=True, max_num_tokens=5), ask("abcdef", truncate=True)]
     )

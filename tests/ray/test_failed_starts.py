@@ -15,9 +15,7 @@ SERVE_S_ATTEMPTS = 3
 LAST = "The application did not start: "
 
 
-def test_a_start_that_fails_ends_with_one_line_that_says_what_to_do(
-    tmp_path: Path,
-) -> None:
+def test_a_start_that_fails_ends_with_one_line_that_says_what_to_do(tmp_path: Path) -> None:
     """The checks before the start find nothing wrong: only a replica knows what its steps take."""
     document = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     document["http_options"]["port"] = free_port()

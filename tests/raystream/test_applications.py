@@ -201,9 +201,7 @@ async def test_a_model_of_an_application_that_is_deleted_is_found_in_another(
         assert await applications.of("m", None) is applications._open["raystream"]
 
 
-def test_without_a_server_an_error_says_how_to_start_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_server_an_error_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", failing(ConnectionError("no Ray")))
     monkeypatch.setattr(module, "own_servers", lambda _: [])

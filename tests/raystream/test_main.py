@@ -93,9 +93,7 @@ def test_a_module_of_the_user_s_that_hides_one_of_ours_is_refused_in_one_line(
     assert imported.stderr.splitlines()[-1].startswith(f"Import{hides}")
 
 
-def test_whatever_lies_in_the_working_directory_python_m_finds_the_packages(
-    tmp_path: Path,
-) -> None:
+def test_whatever_lies_in_the_working_directory_python_m_finds_the_packages(tmp_path: Path) -> None:
     """Installed as a wheel does it: nothing but a `.pth` file or site-packages names the folder."""
     for name in ("serve_app", "deployments", "loadtest"):
         (tmp_path / name).mkdir()

@@ -24,9 +24,7 @@ async def test_work_returns_its_result_or_raises_its_error(threads: ThreadPoolEx
     assert await executor.run(divmod, 8, 3) == (2, 2)
 
 
-async def test_a_call_beyond_the_bound_is_refused_at_once(
-    threads: ThreadPoolExecutor,
-) -> None:
+async def test_a_call_beyond_the_bound_is_refused_at_once(threads: ThreadPoolExecutor) -> None:
     executor, gate = BoundedExecutor(threads, 1, 2, "sums"), Event()
     held = [asyncio.ensure_future(executor.run(gate.wait)) for _ in range(2)]
     await settle()

@@ -382,9 +382,7 @@ def test_plain_linear_layers_run_call_by_call_and_their_weights_are_not_copied(
     assert found == finish(plain)
 
 
-def test_without_a_pool_of_threads_steps_run_call_by_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_pool_of_threads_steps_run_call_by_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_programs, "can_run", lambda: False)
     engine = engine_of(load(qwen2))
     engine.add(request("a", 5, 8))
@@ -403,9 +401,7 @@ def test_one_sequence_runs_alone_where_a_single_row_is_padded_to_two(
     assert [rows for rows, _ in replay_of(engine)._programs] == [2]
 
 
-def test_an_error_while_capturing_leaves_nothing_captured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_error_while_capturing_leaves_nothing_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Step recovery runs the step again."""
     engine = engine_of(load(qwen2))
     failures = iter([MemoryError("no memory")])

@@ -183,9 +183,7 @@ def test_a_capture_that_torch_has_ended_is_not_ended_twice(cuda: FakeCuda) -> No
     assert cuda.num_users == {0: 1}  # the first graph's
 
 
-def test_after_a_failed_warm_up_the_stream_waits_for_what_was_launched(
-    cuda: FakeCuda,
-) -> None:
+def test_after_a_failed_warm_up_the_stream_waits_for_what_was_launched(cuda: FakeCuda) -> None:
     with pytest.raises(torch.OutOfMemoryError):
         CudaCapturer(GPU).warm_up(raising(torch.OutOfMemoryError("no room")))
     assert cuda.events == ["side waits for main", "enter side", "leave side", "main waits for side"]
@@ -207,9 +205,7 @@ def test_a_cache_that_can_not_be_emptied_raises_nothing(
     assert "could not empty" in caplog.text
 
 
-def test_emptying_the_cache_of_a_failed_device_raises(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_emptying_the_cache_of_a_failed_device_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(

@@ -5,13 +5,6 @@ a time.
 """
 
 from tests.k8s.mistakes import kuberay, network, pods, references, schemas, serving, streams
+from tests.k8s.mistakes.mistake import MISTAKES
 
-MISTAKES = (
-    *schemas.MISTAKES,
-    *kuberay.MISTAKES,
-    *network.MISTAKES,
-    *pods.MISTAKES,
-    *references.MISTAKES,
-    *serving.MISTAKES,
-    *streams.MISTAKES,
-)
+__all__ = ["MISTAKES", "kuberay", "network", "pods", "references", "schemas", "serving", "streams"]

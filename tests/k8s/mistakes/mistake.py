@@ -25,6 +25,26 @@ class Mistake:
     rule: Rule | None
 
 
+Plant = Callable[[Rendering], None]
+MISTAKES: list[Mistake] = []
+"""All that the files of this folder hold."""
+
+
+def mistake(name: str, where: str, rule: Rule | None = None) -> Callable[[Plant], Plant]:
+    """Add the mistake that the decorated function makes."""
+
+    def added(plant: Plant) -> Plant:
+        MISTAKES.append(Mistake(name, where, plant, rule))
+        return plant
+
+    return added
+
+
+def in_config(name: str, where: str, old: str, new: str, rule: Rule) -> None:
+    """Add a mistake in the Serve configuration: a text in place of another."""
+    mistake(name, where, rule)(lambda r: _replace_in_config(r, old, new))
+
+
 def group_of(r: Rendering, name: str) -> dict[str, Any]:
     """Return `head` or a group of workers."""
     groups = {each["groupName"]: each for each in r.cluster["workerGroupSpecs"]}
@@ -44,7 +64,7 @@ def container_of(r: Rendering, group: str) -> dict[str, Any]:
     return container
 
 
-def replace_in_config(r: Rendering, old: str, new: str) -> None:
+def _replace_in_config(r: Rendering, old: str, new: str) -> None:
     """Change the Serve configuration, and the ConfigMap that it comes from."""
     text = r.service["spec"]["serveConfigV2"]
     assert old in text, old

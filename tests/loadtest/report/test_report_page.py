@@ -69,9 +69,7 @@ async def open_drawn(tab: Tab, path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.browser
-async def test_a_browser_without_network_draws_every_chart_without_errors(
-    run_dir: Path,
-) -> None:
+async def test_a_browser_without_network_draws_every_chart_without_errors(run_dir: Path) -> None:
     async with opened_tab(offline=True) as tab:
         await open_drawn(tab, run_dir / "report.html")
         assert tab.complaints == []

@@ -142,9 +142,7 @@ def test_the_longest_name_of_a_socket_of_ray_s_fits_below_its_folder() -> None:
         ray_folder({"RAY_TMPDIR": "/".ljust(MAX_SOCKET_PATH - RAY_NAMES + 1, "t")})
 
 
-def test_ray_s_folder_is_the_first_that_will_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ray_s_folder_is_the_first_that_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ray_folder({}) == FOLDER_PARENT
     assert ray_folder({"TMPDIR": "/var/tmp"}) == "/var/tmp"
     assert ray_folder({"TMPDIR": NOWHERE}) == FOLDER_PARENT

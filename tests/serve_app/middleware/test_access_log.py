@@ -161,8 +161,7 @@ async def test_a_late_answer_is_logged_with_the_code_of_its_deadline(
     caplog: pytest.LogCaptureFixture, stream: bool, status: int
 ) -> None:
     backend = FakeBackend([HELLO[0], asyncio.Event()])
-    app = make_app(backend, limits={"stall_timeout_s": 0.02})
-    async with client_of(app) as client:
+    async with client_of(make_app(backend, limits={"stall_timeout_s": 0.02})) as client:
         await client.post(CHAT, json=question(stream=stream))
     (line,) = access_lines(caplog)
     assert (line["status"], line["finish_reason"]) == (status, "error")
@@ -241,9 +240,7 @@ async def test_a_bug_of_ours_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
     assert (line["status"], line["error_code"]) == (500, "internal_error")
 
 
-async def test_records_are_kept_when_lines_are_off(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_records_are_kept_when_lines_are_off(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[float] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -114,9 +114,7 @@ async def test_a_host_header_does_not_change_the_path(backend: FakeBackend) -> N
     assert answer.status_code == 401
 
 
-async def test_all_routes_of_the_application_but_two_need_a_key(
-    backend: FakeBackend,
-) -> None:
+async def test_all_routes_of_the_application_but_two_need_a_key(backend: FakeBackend) -> None:
     app = make_app(backend, ring())
     paths = list(app.openapi()["paths"])
     assert len(paths) > 4

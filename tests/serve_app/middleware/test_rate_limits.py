@@ -91,8 +91,7 @@ async def test_beyond_its_requests_per_minute_a_key_gets_a_429_with_retry_after(
     backend: FakeBackend,
 ) -> None:
     keys = ring(requests_per_minute=2, tokens_per_minute=1000)
-    app = make_app(backend, keys, KeyLedger(keys.limited, HandClock()))
-    async with client_of(app) as client:
+    async with client_of(make_app(backend, keys, KeyLedger(keys.limited, HandClock()))) as client:
         first, second, third = [await ask(client) for _ in range(3)]
         assert (await ask(client, BOB)).status_code == 200
     assert [first.status_code, second.status_code, third.status_code] == [200, 200, 429]
@@ -112,8 +111,7 @@ async def test_beyond_its_requests_per_minute_a_key_gets_a_429_with_retry_after(
 
 async def test_tokens_are_charged_as_reported_in_the_usage(backend: FakeBackend) -> None:
     keys = ring(tokens_per_minute=HELLO_TOKENS)
-    app = make_app(backend, keys, KeyLedger(keys.limited, HandClock()))
-    async with client_of(app) as client:
+    async with client_of(make_app(backend, keys, KeyLedger(keys.limited, HandClock()))) as client:
         first, second = await ask(client), await ask(client)
     assert first.json()["usage"]["total_tokens"] == HELLO_TOKENS
     assert second.status_code == 429
@@ -242,8 +240,7 @@ async def test_a_key_without_limits_never_waits_for_the_ledger(backend: FakeBack
 
 async def test_a_body_that_is_refused_counts_as_a_request(backend: FakeBackend) -> None:
     keys = ring(requests_per_minute=1)
-    app = make_app(backend, keys, KeyLedger(keys.limited, HandClock()))
-    async with client_of(app) as client:
+    async with client_of(make_app(backend, keys, KeyLedger(keys.limited, HandClock()))) as client:
         broken = await client.post(CHAT, content=b"{", headers={**JSON, **bearer(ALICE)})
         assert broken.status_code == 400
         assert broken.headers["x-ratelimit-remaining-requests"] == "0"
@@ -253,8 +250,7 @@ async def test_a_body_that_is_refused_counts_as_a_request(backend: FakeBackend) 
 async def test_without_the_ledger_only_limited_keys_are_refused(
     backend: FakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = make_app(backend, ring(requests_per_minute=9), DeadLedger())
-    async with client_of(app) as client:
+    async with client_of(make_app(backend, ring(requests_per_minute=9), DeadLedger())) as client:
         refused = await ask(client)
         assert (await ask(client, BOB)).status_code == 200
     assert refused.status_code == 503
@@ -296,8 +292,7 @@ def test_durations_are_written_as_openai_writes_them() -> None:
 async def test_tokens_of_classified_texts_are_charged_too(backend: FakeBackend) -> None:
     keys = ring(tokens_per_minute=100)
     ledger = CountedLedger(keys.limited)
-    app = make_app(backend, keys, ledger, classifier=FakeClassifier())
-    async with client_of(app) as client:
+    async with client_of(make_app(backend, keys, ledger, classifier=FakeClassifier())) as client:
         for path in ("/v1/classify", "/classify"):
             body = {"input": ["one two", "three"]}
             answer = await client.post(path, json=body, headers=bearer(ALICE))

@@ -48,8 +48,7 @@ async def test_a_header_that_controls_ray_serve_is_refused(client: Client, heade
 
 
 async def test_headers_larger_than_the_limit_are_refused_by_name(backend: FakeBackend) -> None:
-    app = make_app(backend, limits={"max_header_bytes": 2000})
-    async with client_of(app) as client:
+    async with client_of(make_app(backend, limits={"max_header_bytes": 2000})) as client:
         answer = await client.get("/v1/models", headers={"x-large": "x" * 2000})
         assert answer.status_code == 431
         assert answer.json()["error"]["code"] == "headers_too_large"

@@ -211,8 +211,7 @@ async def test_without_a_tracer_a_client_s_context_is_ignored(
 ) -> None:
     caplog.set_level(logging.INFO)
     config = AppConfig.model_validate({"models": [{"id": "m", "source": "nowhere"}]})
-    app = build_app(AppParts(config, {"m": backend}, clock=FakeClock()))
-    async with client_of(app) as client:
+    async with client_of(build_app(AppParts(config, {"m": backend}, clock=FakeClock()))) as client:
         await client.post(CHAT, json=question(), headers={"traceparent": PARENT})
     assert backend.requests[0].trace is None
     assert "trace_id" not in json.dumps(access_lines(caplog))

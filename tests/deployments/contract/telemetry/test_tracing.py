@@ -193,9 +193,7 @@ def test_a_tracestate_that_is_not_valid_is_left_out(
     assert warnings_of(thin_log) == []
 
 
-def test_a_parent_decides_whether_a_span_is_recorded_and_else_the_ratio(
-    receiver: Receiver,
-) -> None:
+def test_a_parent_decides_whether_a_span_is_recorded_and_else_the_ratio(receiver: Receiver) -> None:
     def is_recorded(tracer: Tracer, parent: str | None) -> bool:
         context = None if parent is None else TraceContext(parent)
         return tracer.start("work", SpanKind.SERVER, context, {}) is not None

@@ -418,9 +418,7 @@ async def test_the_usage_is_that_of_the_whole_answer_and_comes_once(client: Clie
     [{"temperature": 0.5}, {"max_tokens": 3}, {"n": 2}, {"logprobs": True}, {"tools": TOOLS}],
     ids=lambda change: next(iter(change)),
 )
-async def test_another_request_is_refused_at_once(
-    change: dict[str, Any],
-) -> None:
+async def test_another_request_is_refused_at_once(change: dict[str, Any]) -> None:
     backend = chat_backend()
     async with client_of(backend) as client:
         ids = await ids_of(client, CHAT, ASK)

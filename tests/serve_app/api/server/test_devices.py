@@ -146,9 +146,7 @@ async def test_what_a_classifier_on_a_cpu_does_not_have_is_null(cluster: Cluster
     assert replica["work"]["kv_usage"] is None
 
 
-async def test_replicas_are_asked_once_a_second_however_many_clients_look(
-    cluster: Cluster,
-) -> None:
+async def test_replicas_are_asked_once_a_second_however_many_clients_look(cluster: Cluster) -> None:
     async with cluster.client() as client:
         answers = await asyncio.gather(*(client.get(PATH) for _ in range(20)))
         assert [each.status_code for each in answers] == [200] * 20

@@ -70,8 +70,7 @@ async def test_a_model_that_runs_is_ready_while_a_replica_of_it_answers(
         return reports
 
     states = {"m": ServingState.RUNNING}
-    app = app_in(config, backend, states, devices=DeviceSources({"m": ask}))
-    async with client_of(app) as c:
+    async with client_of(app_in(config, backend, states, devices=DeviceSources({"m": ask}))) as c:
         assert (await c.get("/ready")).is_success == is_ready
 
 

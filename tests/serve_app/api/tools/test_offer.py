@@ -113,9 +113,7 @@ async def test_a_required_call_is_never_text_wherever_max_tokens_cuts_it(
 
 
 @pytest.mark.slow
-async def test_a_function_is_called_and_its_result_is_accepted(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_a_function_is_called_and_its_result_is_accepted(client: httpx.AsyncClient) -> None:
     asked = {**ASK, "tool_choice": "required", "parallel_tool_calls": False, "temperature": 0}
     counted = {key: ASK[key] for key in ("messages", "tools")}
     num_prompt_tokens = (await client.post("/tokenize", json=counted)).json()["count"]

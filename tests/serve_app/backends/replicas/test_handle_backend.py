@@ -205,9 +205,7 @@ async def test_one_full_refusal_goes_to_all_queued_requests_with_its_reason() ->
     assert len(router.calls) < 3 * MAX_NUM_ASKING
 
 
-async def test_an_admitted_request_and_a_suspect_skip_the_queue(
-    listening: ChannelServer,
-) -> None:
+async def test_an_admitted_request_and_a_suspect_skip_the_queue(listening: ChannelServer) -> None:
     model, router = routed(await has_room(listening, "a"))
     model._queue = AdmissionQueue(max_num_asking=0)
     group = RequestGroup("g", 2, is_first=False)

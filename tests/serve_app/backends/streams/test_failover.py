@@ -310,9 +310,7 @@ async def test_a_lost_stream_is_offered_again_if_a_replica_does_not_answer() -> 
     assert len(replicas.requests) == 5
 
 
-async def test_a_request_that_has_lost_no_replica_waits_as_long_as_it_takes(
-    advance: Clock,
-) -> None:
+async def test_a_request_that_has_lost_no_replica_waits_as_long_as_it_takes(advance: Clock) -> None:
     comes_up = asyncio.Event()
     replicas = Replicas(fates=[Fate(waits_for=comes_up)])
     asking = asyncio.ensure_future(answer(replicas, limits=FAST))
