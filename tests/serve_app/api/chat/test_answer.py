@@ -5,7 +5,6 @@ import re
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from fastapi import FastAPI
 
@@ -384,22 +383,3 @@ async def test_empty_arguments_become_an_empty_object(client: Client) -> None:
     assert isinstance(prompt[0], ChatMessage)
     assert prompt[0].tool_calls == (ToolCall("c1", "get_time", "{}"),)
     assert prompt[0].parts == ()
-
-
-async def test_openai_s_client_reads_the_same_calls_streamed_and_whole(
-    openai_client: openai.AsyncOpenAI,
-) -> None:
-    asked: Any = ASK
-    answer = await openai_client.chat.completions.create(**asked)
-    calls = answer.choices[0].message.tool_calls
-    assert calls is not None
-    told = [(c.function.name, c.function.arguments) for c in calls if c.type == "function"]
-    assert told == CALLS
-    async with openai_client.chat.completions.stream(**asked) as stream:
-        streamed = (await stream.get_final_completion()).choices[0]
-    assert streamed.finish_reason == "tool_calls"
-    assert streamed.message.content == "Let me look."
-    assert [
-        (c.function.name, c.function.arguments) for c in streamed.message.tool_calls or []
-    ] == CALLS
-    assert json.loads(CALLS[0][1]) == {"city": "Köln"}

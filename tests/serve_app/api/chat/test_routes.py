@@ -8,10 +8,8 @@ import pytest
 from fastapi import FastAPI
 
 from deployments.contract.errors import (
-    ContextLengthExceededError,
     GenerationAbortedError,
     GenerationFailedError,
-    OverloadedError,
     ReplicaUnavailableError,
 )
 from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
@@ -181,59 +179,6 @@ async def test_the_request_id_reaches_the_replica(client: Client) -> None:
     assert [request.request_id for request in client.backend.requests] == ["mine"]
 
 
-async def test_openai_s_client_reads_the_same_text_streamed_and_whole(
-    openai_client: openai.AsyncOpenAI,
-) -> None:
-    messages: Any = HI["messages"]
-    whole = await openai_client.chat.completions.create(model="m", messages=messages)
-    stream = await openai_client.chat.completions.create(
-        model="m", messages=messages, stream=True, stream_options={"include_usage": True}
-    )
-    chunks = [chunk async for chunk in stream]
-    texts = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
-    assert "".join(texts) == whole.choices[0].message.content == "Hello, world!"
-    assert chunks[-1].usage == whole.usage
-
-
-@pytest.mark.parametrize(
-    ("refusal", "error_class"),
-    [
-        (ContextLengthExceededError("too long", "messages"), openai.BadRequestError),
-        (OverloadedError("busy"), openai.InternalServerError),
-    ],
-)
-async def test_openai_s_client_raises_its_own_classes(
-    openai_client: openai.AsyncOpenAI,
-    backend: FakeBackend,
-    refusal: Exception,
-    error_class: type[openai.APIStatusError],
-) -> None:
-    backend.refusal = refusal
-    messages: Any = HI["messages"]
-    with pytest.raises(error_class) as caught:
-        await openai_client.chat.completions.create(model="m", messages=messages)
-    assert caught.value.code == getattr(refusal, "code", None)
-    assert caught.value.request_id
-
-
-async def test_openai_s_client_raises_not_found_for_an_unknown_model(
-    openai_client: openai.AsyncOpenAI,
-) -> None:
-    messages: Any = HI["messages"]
-    with pytest.raises(openai.NotFoundError, match="Served: m"):
-        await openai_client.chat.completions.create(model="x", messages=messages)
-
-
-async def test_openai_s_client_raises_an_error_in_mid_stream(
-    openai_client: openai.AsyncOpenAI, backend: FakeBackend
-) -> None:
-    backend.steps = [HELLO[0], GenerationFailedError("gone")]
-    messages: Any = HI["messages"]
-    stream = await openai_client.chat.completions.create(model="m", messages=messages, stream=True)
-    with pytest.raises(openai.APIError, match="gone"):
-        _ = [chunk async for chunk in stream]
-
-
 async def test_several_whole_answers_share_one_usage(client: Client) -> None:
     client.backend.scripts = [HELLO, OTHER]
     answer = (await client.post(CHAT, json={**HI, "n": 2, "seed": 3})).json()
@@ -319,32 +264,8 @@ async def test_openai_s_client_reads_the_logprobs_of_every_token_streamed_and_wh
     assert choices[1].logprobs is not None
 
 
-async def test_openai_s_client_reads_several_answers(
-    openai_client: openai.AsyncOpenAI, backend: FakeBackend
-) -> None:
-    backend.scripts = [HELLO, OTHER]
-    messages: Any = HI["messages"]
-    answer = await openai_client.chat.completions.create(model="m", messages=messages, n=2)
-    assert [c.message.content for c in answer.choices] == ["Hello, world!", "Bye."]
-
-
 def cached(num_cached_tokens: int) -> list[Any]:
     return [[TextDelta((1,), "a", num_cached_tokens=num_cached_tokens)], HELLO[2]]
-
-
-async def test_openai_s_client_reads_how_much_of_the_prompt_was_cached(
-    openai_client: openai.AsyncOpenAI, backend: FakeBackend
-) -> None:
-    backend.steps = cached(5)
-    messages: Any = HI["messages"]
-    whole = await openai_client.chat.completions.create(model="m", messages=messages)
-    assert whole.usage is not None
-    assert whole.usage.prompt_tokens_details is not None
-    assert whole.usage.prompt_tokens_details.cached_tokens == 5
-    stream = await openai_client.chat.completions.create(
-        model="m", messages=messages, stream=True, stream_options={"include_usage": True}
-    )
-    assert [chunk async for chunk in stream][-1].usage == whole.usage
 
 
 async def test_tokens_that_another_answer_computed_do_not_count_as_cached(client: Client) -> None:

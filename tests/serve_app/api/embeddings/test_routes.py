@@ -6,7 +6,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import openai
 import pytest
 from fastapi import FastAPI
 
@@ -288,10 +287,3 @@ async def test_the_access_log_names_model_and_tokens(
         await embedded(client, ["a", "b c"])
     (line,) = access_lines(caplog)
     assert (line["model"], line["prompt_tokens"], line["route"]) == ("e", 7, PATH)
-
-
-async def test_the_openai_client_reads_both_forms(openai_client: openai.AsyncOpenAI) -> None:
-    packed = await openai_client.embeddings.create(model="e", input="ab")  # asks for base64
-    plain = await openai_client.embeddings.create(model="e", input=["ab"], encoding_format="float")
-    assert packed.data[0].embedding == pytest.approx(plain.data[0].embedding)
-    assert packed.usage.total_tokens == 3

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
-import httpx2
 import pytest
 from fastapi import FastAPI
 from jsonschema import Draft202012Validator
@@ -674,25 +673,6 @@ async def test_every_event_is_what_the_document_says(caller: Client) -> None:
     for event in events:
         validator.validate(event)
     assert not validator.is_valid({"type": "message_begin"})
-
-
-async def test_the_real_client_reads_a_stream(app: FastAPI, backend: FakeBackend) -> None:
-    import anthropic  # takes seconds, which the other tests need not wait for
-
-    transport = httpx2.ASGITransport(app)
-    async with (
-        anthropic.AsyncAnthropic(
-            api_key="none",
-            base_url="http://test",
-            http_client=httpx2.AsyncClient(transport=transport),
-            max_retries=0,
-        ) as client,
-        client.messages.stream(model="m", max_tokens=9, messages=USER) as stream,
-    ):
-        pieces = [piece async for piece in stream.text_stream]
-        message = await stream.get_final_message()
-    assert "".join(pieces) == "Hello, world!"
-    assert (message.usage.input_tokens, message.usage.output_tokens) == (7, 5)
 
 
 async def test_a_cut_call_that_can_not_be_read_is_no_failure() -> None:

@@ -5,13 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 from openai.types.responses import Response
 from PIL import Image
-from pydantic import BaseModel
 
 from deployments.contract.descriptions import ReasoningDescription
 from deployments.contract.errors import (
@@ -433,24 +431,6 @@ async def test_every_event_is_what_the_document_says(caller: Client) -> None:
     for event in await streamed(caller, tools=[TOOL]):
         validator.validate(event)
     assert not validator.is_valid({"type": "response.begun", "sequence_number": 0})
-
-
-class Weather(BaseModel):
-    sky: str
-
-
-async def test_the_real_client_reads_streams_and_parses(
-    openai_client: openai.AsyncOpenAI, backend: FakeBackend
-) -> None:
-    backend.steps = text_of('{"sky":', ' "clear"}')
-    async with openai_client.responses.stream(model="m", input="hi", text_format=Weather) as stream:
-        kinds = [event.type async for event in stream]
-        final = await stream.get_final_response()
-    assert kinds[0] == "response.created"
-    assert kinds[-1] == "response.completed"
-    assert final.output_parsed == Weather(sky="clear")
-    parsed = await openai_client.responses.parse(model="m", input="hi", text_format=Weather)
-    assert parsed.output_parsed == Weather(sky="clear")
 
 
 METADATA: list[dict[str, object]] = [
