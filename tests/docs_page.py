@@ -48,23 +48,14 @@ EXECUTE = """
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """An operation, and what the page showed after "Execute".
+    """An operation, and what the page showed after "Execute"."""
 
-    Attributes:
-        path: The path's template.
-        method: In capitals.
-        status: The answer's status.
-        shown: The answer's body.
-        curl: The suggested command.
-        documented: The statuses that the document lists.
-    """
-
-    path: str
-    method: str
-    status: int
-    shown: str
-    curl: str
-    documented: list[str]
+    path: str  # the path's template
+    method: str  # in capitals
+    status: int  # the answer's status
+    shown: str  # the answer's body
+    curl: str  # the suggested command
+    documented: list[str]  # the statuses that the document lists
 
 
 async def execute_all(tab: Tab, url: str) -> list[Executed]:

@@ -10,17 +10,11 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class MadeTable:
-    """A table in a document.
+    """A table in a document."""
 
-    Attributes:
-        path: The document, from the project's root.
-        name: What the marks call the table.
-        make: Returns the table in Markdown.
-    """
-
-    path: str
-    name: str
-    make: Callable[[], str]
+    path: str  # the document, from the project's root
+    name: str  # what the marks call the table
+    make: Callable[[], str]  # returns the table in Markdown
 
     @property
     def begin(self) -> str:

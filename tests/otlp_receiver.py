@@ -17,42 +17,29 @@ DEADLINE_S = 60
 
 @dataclass(frozen=True)
 class ReceivedSpan:
-    """A span as a collector sees it.
-
-    Attributes:
-        parent_id: Empty for the first span of a trace.
-        service: The name of the service that it comes from.
-        events: The attributes of each event, by its name, in order.
-        times_ns: When it began and ended, in Unix nanoseconds.
-    """
+    """A span as a collector sees it."""
 
     name: str
     kind: int
     trace_id: str
     span_id: str
-    parent_id: str
+    parent_id: str  # empty for the first span of a trace
     tracestate: str
-    service: str
+    service: str  # the name of the service that it comes from
     instance_id: str
     attributes: dict[str, Any]
-    events: list[tuple[str, dict[str, Any]]]
+    events: list[tuple[str, dict[str, Any]]]  # the attributes of each event, by its name, in order
     has_failed: bool
-    times_ns: tuple[int, int]
+    times_ns: tuple[int, int]  # when it began and ended, in Unix nanoseconds
 
 
 @dataclass
 class Receiver:
-    """What a collector has got.
+    """What a collector has got."""
 
-    Attributes:
-        url: Where it listens.
-        bodies: All requests, as they came.
-        headers: The headers of each.
-    """
-
-    url: str = ""
-    bodies: list[bytes] = field(default_factory=list)
-    headers: list[dict[str, str]] = field(default_factory=list)
+    url: str = ""  # where it listens
+    bodies: list[bytes] = field(default_factory=list)  # all requests, as they came
+    headers: list[dict[str, str]] = field(default_factory=list)  # the headers of each
     _changed: Condition = field(default_factory=Condition)
     _decoded: list[ReceivedSpan] = field(default_factory=list)
     _num_decoded: int = 0  # bodies

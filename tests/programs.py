@@ -20,15 +20,10 @@ _MARK = "needs a program: "
 
 @dataclass(frozen=True)
 class Program:
-    """A program.
+    """A program."""
 
-    Attributes:
-        names: What its executable may be called.
-        package: The Debian package that brings it.
-    """
-
-    names: tuple[str, ...]
-    package: str
+    names: tuple[str, ...]  # what its executable may be called
+    package: str  # the Debian package that brings it
 
     @property
     def path(self) -> str | None:

@@ -26,17 +26,11 @@ FAILURES = ("failed", "error")
 
 @dataclass(frozen=True)
 class Rerun:
-    """A test that ran again.
+    """A test that ran again."""
 
-    Attributes:
-        reports: Of the first try: those that failed.
-        has_passed: Whether the second try passed.
-        output: What pytest printed about the second try.
-    """
-
-    reports: Sequence[pytest.TestReport]
-    has_passed: bool
-    output: str
+    reports: Sequence[pytest.TestReport]  # of the first try: those that failed
+    has_passed: bool  # whether the second try passed
+    output: str  # what pytest printed about the second try
 
     @property
     def nodeid(self) -> str:

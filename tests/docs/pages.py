@@ -31,21 +31,13 @@ _SOURCE: Final = re.compile(r"""\b(?:src|href)=["']([^"']+)["']""")
 
 @dataclass(frozen=True)
 class Example:
-    """A fenced block of code.
+    """A fenced block of code."""
 
-    Attributes:
-        page: The file, from the project's root.
-        line: Of its fence, from 1.
-        language: The first word of the info string, or "".
-        mark: What stands in brackets behind it, or "".
-        code: What it holds.
-    """
-
-    page: str
-    line: int
-    language: str
-    mark: str
-    code: str
+    page: str  # the file, from the project's root
+    line: int  # of its fence, from 1
+    language: str  # the first word of the info string, or ""
+    mark: str  # what stands in brackets behind it, or ""
+    code: str  # what it holds
 
     def __str__(self) -> str:
         """Return where it stands, for a test's message."""

@@ -11,24 +11,15 @@ from tests.engine.tiny_models import make_engine
 
 @dataclass(frozen=True)
 class Scenario:
-    """Circumstances that must not change any token.
+    """Circumstances that must not change any token."""
 
-    Attributes:
-        max_num_seqs: Most sequences that run at once.
-        budget: Most tokens in one step.
-        steps_between: Steps after each arrival.
-        victims: Indices of the requests that are aborted while others run.
-        num_generated: Generated tokens that each request brings along.
-        is_warm: Whether the engine has warmed up and runs the traced model.
-        memory: How many sequences of full length the KV memory holds; None for all.
-    """
-
-    max_num_seqs: int = 8
-    budget: int = 256
-    steps_between: int = 0
-    victims: tuple[int, ...] = ()
-    num_generated: int = 0
-    is_warm: bool = False
+    max_num_seqs: int = 8  # most sequences that run at once
+    budget: int = 256  # most tokens in one step
+    steps_between: int = 0  # steps after each arrival
+    victims: tuple[int, ...] = ()  # indices of the requests that are aborted while others run
+    num_generated: int = 0  # generated tokens that each request brings along
+    is_warm: bool = False  # whether the engine has warmed up and runs the traced model
+    # How many sequences of full length the KV memory holds; None for all.
     memory: float | None = None
 
 

@@ -247,17 +247,11 @@ def gemma3() -> PreTrainedModel:
 
 @dataclass(frozen=True)
 class Family:
-    """Models of one architecture.
+    """Models of one architecture."""
 
-    Attributes:
-        name: Their common name.
-        make: Returns a tiny one, the same on each call.
-        example: A checkpoint on the hub, or the setting that makes a model one of the family.
-    """
-
-    name: str
-    make: Callable[[], PreTrainedModel]
-    example: str
+    name: str  # their common name
+    make: Callable[[], PreTrainedModel]  # returns a tiny one, the same on each call
+    example: str  # a checkpoint on the hub, or the setting that makes a model one of the family
 
 
 FAMILIES = (

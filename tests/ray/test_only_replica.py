@@ -24,21 +24,14 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True)
 class Observed:
-    """What clients saw.
+    """What clients saw."""
 
-    Attributes:
-        expected: The streams of a server that was left alone.
-        answers: The streams of killed replicas.
-        scores: Those of texts that were classified once undisturbed, and once by two replicas.
-        readiness: What `/ready` said from the first kill on, without repetitions.
-        liveness: All statuses of `/live` meanwhile.
-    """
-
-    expected: list[Answer]
-    answers: list[Answer]
+    expected: list[Answer]  # the streams of a server that was left alone
+    answers: list[Answer]  # the streams of killed replicas
+    # Those of texts that were classified once undisturbed, and once by two replicas.
     scores: tuple[Any, Any]
-    readiness: list[str]
-    liveness: set[int]
+    readiness: list[str]  # what `/ready` said from the first kill on, without repetitions
+    liveness: set[int]  # all statuses of `/live` meanwhile
 
 
 @pytest.fixture(scope="module")

@@ -105,15 +105,10 @@ class HeldGenerator(TextGenerator):
 
 @dataclass(frozen=True)
 class Twins:
-    """Both replicas.
+    """Both replicas."""
 
-    Attributes:
-        url: Where both ingresses serve them.
-        handle: Reaches the replicas themselves.
-    """
-
-    url: str
-    handle: DeploymentHandle[Any]
+    url: str  # where both ingresses serve them
+    handle: DeploymentHandle[Any]  # reaches the replicas themselves
 
     async def hold(self, num_passing: int = 0) -> None:
         """Hold back all deltas of each stream but so many."""

@@ -23,13 +23,9 @@ SLOW_IDS = map("slow-load-{}".format, count())
 
 @dataclass
 class Load:
-    """The answers to a load.
+    """The answers to a load."""
 
-    Attributes:
-        answers: In the order of their ends.
-    """
-
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)  # in the order of their ends
 
     @property
     def refused(self) -> list[Answer]:
@@ -70,12 +66,9 @@ async def clients(client: httpx.AsyncClient, number: int, load: Load) -> AsyncIt
 
 @dataclass
 class Targets:
-    """The number of replicas that the controller wants, whenever it changes.
+    """The number of replicas that the controller wants, whenever it changes."""
 
-    Attributes:
-        seen: The numbers, each after the loop's time at which it was first seen.
-    """
-
+    # The numbers, each after the loop's time at which it was first seen.
     seen: list[tuple[float, int]] = field(default_factory=list)
 
     @property

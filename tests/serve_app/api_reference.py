@@ -44,17 +44,11 @@ def openapi() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Operation:
-    """A route with a method.
+    """A route with a method."""
 
-    Attributes:
-        method: In capitals.
-        path: With names in braces.
-        told: What OpenAPI says about it.
-    """
-
-    method: str
-    path: str
-    told: Schema
+    method: str  # in capitals
+    path: str  # with names in braces
+    told: Schema  # what OpenAPI says about it
 
     @property
     def body(self) -> str | None:

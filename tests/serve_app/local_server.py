@@ -40,21 +40,13 @@ LOCALHOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class LocalServer:
-    """An application that runs.
+    """An application that runs."""
 
-    Attributes:
-        config: What it serves.
-        app: The application.
-        portal: Calls functions on the application's event loop.
-        replicas: The replica of each model, by its id.
-        url: The address that clients give for it. Nothing listens there.
-    """
-
-    config: AppConfig
-    app: FastAPI
-    portal: BlockingPortal
-    replicas: Mapping[str, ModelReplica]
-    url: str = "http://local"
+    config: AppConfig  # what it serves
+    app: FastAPI  # the application
+    portal: BlockingPortal  # calls functions on the application's event loop
+    replicas: Mapping[str, ModelReplica]  # the replica of each model, by its id
+    url: str = "http://local"  # the address that clients give for it. Nothing listens there.
 
     def client(self, **options: Any) -> httpx2.Client:
         """Return a client whose requests reach the application."""

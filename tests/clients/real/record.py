@@ -36,15 +36,10 @@ MACHINE = {
 
 @dataclass(frozen=True, slots=True)
 class ScriptRun:
-    """What became of a client's script.
+    """What became of a client's script."""
 
-    Attributes:
-        failures: The traceback of each step; None for a step that succeeded.
-        requests: What the client sent.
-    """
-
-    failures: dict[str, str | None]
-    requests: list[Recorded]
+    failures: dict[str, str | None]  # the traceback of each step; None for a step that succeeded
+    requests: list[Recorded]  # what the client sent
 
 
 def run_script(client: str, server_url: str) -> ScriptRun:

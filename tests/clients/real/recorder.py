@@ -40,19 +40,12 @@ GIVEN_BACK = {"content-type", "x-request-id", "retry-after", "x-should-retry"}
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A request as a client sent it.
+    """A request as a client sent it."""
 
-    Attributes:
-        step: The step of the client's script that sent it.
-        method: GET, POST and so on.
-        path: The path with its query.
-        body: The parsed JSON; None if the request had no body.
-    """
-
-    step: str
-    method: str
-    path: str
-    body: Any
+    step: str  # the step of the client's script that sent it
+    method: str  # GET, POST and so on
+    path: str  # the path with its query
+    body: Any  # the parsed JSON; None if the request had no body
 
     def line(self) -> str:
         """Return the request as a line of JSON."""

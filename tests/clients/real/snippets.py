@@ -17,19 +17,12 @@ HEADING = re.compile(r"(\S+) (\S+)")
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """A client's section.
+    """A client's section."""
 
-    Attributes:
-        version: The version that the section was tried with.
-        files: The blocks that name a file, by its name.
-        language: `python` or `sh`, the language of the block that is run.
-        code: That block.
-    """
-
-    version: str
-    files: dict[str, str]
-    language: str
-    code: str
+    version: str  # the version that the section was tried with
+    files: dict[str, str]  # the blocks that name a file, by its name
+    language: str  # `python` or `sh`, the language of the block that is run
+    code: str  # that block
 
 
 def snippets() -> dict[str, Snippet]:

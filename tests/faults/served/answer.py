@@ -53,42 +53,27 @@ class Choice:
 
 @dataclass
 class Answer:
-    """What a client has received.
+    """What a client has received."""
 
-    Attributes:
-        request_id: The id that the client gave.
-        client: The address of the client's socket.
-        server: The address that it is connected to.
-        status: Of the HTTP response.
-        body: Of a response that is not a stream.
-        choices: By index.
-        usage: The last one that was told.
-        error: The error event's contents.
-        comments: The comments without pings, in order.
-        lost_at: The number of tokens received when the stream told of each move.
-        moved_at_s: When it told so, by the monotonic clock.
-        heads: The ids, times, models and fingerprints of the chunks.
-        num_done: How often `[DONE]` came.
-        longest_gap_s: The longest time without an event between two events.
-        last_event_id: The id of the last event that had one.
-    """
-
-    request_id: str
-    client: tuple[str, int] = ("", 0)
-    server: tuple[str, int] = ("", 0)
-    status: int = 0
+    request_id: str  # the id that the client gave
+    client: tuple[str, int] = ("", 0)  # the address of the client's socket
+    server: tuple[str, int] = ("", 0)  # the address that it is connected to
+    status: int = 0  # of the HTTP response
     headers: Mapping[str, str] = field(default_factory=dict)
-    body: str = ""
+    body: str = ""  # of a response that is not a stream
+    # By index.
     choices: defaultdict[int, Choice] = field(default_factory=lambda: defaultdict(Choice))
-    usage: dict[str, Any] | None = None
-    error: dict[str, Any] | None = None
-    comments: list[str] = field(default_factory=list)
+    usage: dict[str, Any] | None = None  # the last one that was told
+    error: dict[str, Any] | None = None  # the error event's contents
+    comments: list[str] = field(default_factory=list)  # the comments without pings, in order
+    # The number of tokens received when the stream told of each move.
     lost_at: list[int] = field(default_factory=list)
-    moved_at_s: list[float] = field(default_factory=list)
+    moved_at_s: list[float] = field(default_factory=list)  # when it told so, by the monotonic clock
+    # The ids, times, models and fingerprints of the chunks.
     heads: set[tuple[Any, ...]] = field(default_factory=set)
-    num_done: int = 0
-    longest_gap_s: float = 0.0
-    last_event_id: str = ""
+    num_done: int = 0  # how often `[DONE]` came
+    longest_gap_s: float = 0.0  # the longest time without an event between two events
+    last_event_id: str = ""  # the id of the last event that had one
     _next_id: str = ""
     _last_event_s: float | None = None
 

@@ -29,17 +29,14 @@ TRACED = 20
 
 @dataclass
 class Crowd:
-    """Clients that ask again and again until they are told to stop.
-
-    Attributes:
-        refused_traces: The numbers of traces of refused requests.
-    """
+    """Clients that ask again and again until they are told to stop."""
 
     client: httpx.AsyncClient
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
     asking: dict[str, Answer] = field(default_factory=dict)
     answers: list[Answer] = field(default_factory=list)
     refusals: list[Answer] = field(default_factory=list)
+    # The numbers of traces of refused requests.
     refused_traces: list[int] = field(default_factory=list)
 
     async def ask(self) -> None:
@@ -77,16 +74,11 @@ class Crowd:
 
 @dataclass(frozen=True)
 class Pressed:
-    """What a crowd got.
+    """What a crowd got."""
 
-    Attributes:
-        expected: The undisturbed answer.
-        growth_bytes: How much the ingress has grown.
-    """
-
-    expected: Answer
+    expected: Answer  # the undisturbed answer
     crowd: Crowd
-    growth_bytes: int
+    growth_bytes: int  # how much the ingress has grown
 
 
 async def pressed(changing_server: ChangingServer, duration_s: float) -> Pressed:

@@ -19,17 +19,11 @@ _DASHBOARD = re.compile(r"http://(127\.0\.0\.1:\d+)")
 
 @dataclass
 class Deployed:
-    """The configuration that a server runs.
+    """The configuration that a server runs."""
 
-    Attributes:
-        dashboard_url: Where Ray's dashboard listens.
-        document: The configuration, as in the file.
-        token: Ray's token, if it asks for one.
-    """
-
-    dashboard_url: str
-    document: dict[str, Any]
-    token: str = ""
+    dashboard_url: str  # where Ray's dashboard listens
+    document: dict[str, Any]  # the configuration, as in the file
+    token: str = ""  # Ray's token, if it asks for one
     _first: dict[str, Any] = field(init=False)
 
     @classmethod

@@ -25,35 +25,20 @@ BODIES = [
 
 @dataclass(frozen=True)
 class ScaledDown:
-    """What the changes have left.
+    """What the changes have left."""
 
-    Attributes:
-        expected: The undisturbed answers.
-        answers: To the same requests, in the same order.
-        runs: The processes that each was asked of, in order.
-        used: The replicas at first.
-        unchanged: Those after the change of `user_config`.
-        moved_early: The requests that had moved by then.
-        left: The replica that was left.
-        asked_s: When Serve was asked to take the others away, by the monotonic clock.
-        ended_s: Seconds from then until their processes had ended.
-        num_ended_streams: Streams that had ended by then.
-        before: The totals of the metrics.
-        after: The same, once the last stream had ended.
-    """
-
-    expected: list[Answer]
-    answers: list[Answer]
-    runs: list[list[int]]
-    used: list[int]
-    unchanged: list[int]
-    moved_early: list[str]
-    left: int
-    asked_s: float
-    ended_s: float
-    num_ended_streams: int
-    before: Mark
-    after: Mark
+    expected: list[Answer]  # the undisturbed answers
+    answers: list[Answer]  # to the same requests, in the same order
+    runs: list[list[int]]  # the processes that each was asked of, in order
+    used: list[int]  # the replicas at first
+    unchanged: list[int]  # those after the change of `user_config`
+    moved_early: list[str]  # the requests that had moved by then
+    left: int  # the replica that was left
+    asked_s: float  # when Serve was asked to take the others away, by the monotonic clock
+    ended_s: float  # seconds from then until their processes had ended
+    num_ended_streams: int  # streams that had ended by then
+    before: Mark  # the totals of the metrics
+    after: Mark  # the same, once the last stream had ended
 
 
 async def scaled_to_one(changing_server: ChangingServer) -> ScaledDown:

@@ -41,17 +41,11 @@ class Totals:
 
 @dataclass(frozen=True)
 class Mark:
-    """Totals that hold all requests so far, and what was asked to be sure of that.
+    """Totals that hold all requests so far, and what was asked to be sure of that."""
 
-    Attributes:
-        totals: The sums, those of the questions included.
-        num_tokens: Tokens of the questions' answers.
-        num_prompt_tokens: Tokens of the questions.
-    """
-
-    totals: Totals
-    num_tokens: int
-    num_prompt_tokens: int
+    totals: Totals  # the sums, those of the questions included
+    num_tokens: int  # tokens of the questions' answers
+    num_prompt_tokens: int  # tokens of the questions
 
     def gained(self, before: "Mark", name: str, **labels: str) -> float:
         """Return how much a sum has grown, except by this mark's own questions."""

@@ -45,35 +45,21 @@ TRACES = {name: 100 + number for number, name in enumerate((*KINDS, "stop", "who
 
 @dataclass(frozen=True)
 class TwoDeaths:
-    """What the load and the deaths have left.
+    """What the load and the deaths have left."""
 
-    Attributes:
-        victims: The processes, in the order of their deaths.
-        undisturbed: The answers to the same requests before, by name.
-        answers: What the clients have got.
-        runs: The processes that each answer was asked of, in order.
-        whole: The answer that is not streamed, undisturbed and disturbed.
-        before: The totals of the metrics.
-        after: The same, once the last client had its answer.
-        under_load: What `/v1/devices` showed.
-        rss_bytes: The resident memory of each process at that time.
-        replaced: What it showed once two other replicas ran, with streams that had moved.
-        growth_bytes: How much the ingress grew while the slow readers did not read.
-        num_more_fds: How many more files it had open at the end.
-    """
-
-    victims: tuple[int, int]
-    undisturbed: Mapping[str, Answer]
-    answers: Mapping[str, Answer]
-    runs: Mapping[str, list[int]]
+    victims: tuple[int, int]  # the processes, in the order of their deaths
+    undisturbed: Mapping[str, Answer]  # the answers to the same requests before, by name
+    answers: Mapping[str, Answer]  # what the clients have got
+    runs: Mapping[str, list[int]]  # the processes that each answer was asked of, in order
+    # The answer that is not streamed, undisturbed and disturbed.
     whole: tuple[dict[str, Any], dict[str, Any]]
-    before: Mark
-    after: Mark
-    under_load: Shown
-    rss_bytes: Mapping[int, int]
-    replaced: Shown
-    growth_bytes: int
-    num_more_fds: int
+    before: Mark  # the totals of the metrics
+    after: Mark  # the same, once the last client had its answer
+    under_load: Shown  # what `/v1/devices` showed
+    rss_bytes: Mapping[int, int]  # the resident memory of each process at that time
+    replaced: Shown  # what it showed once two other replicas ran, with streams that had moved
+    growth_bytes: int  # how much the ingress grew while the slow readers did not read
+    num_more_fds: int  # how many more files it had open at the end
 
 
 async def two_deaths(changing_server: ChangingServer) -> TwoDeaths:

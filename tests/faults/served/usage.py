@@ -31,17 +31,11 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Usage:
-    """What the processes of one kind hold together.
+    """What the processes of one kind hold together."""
 
-    Attributes:
-        rss_bytes: Resident memory.
-        num_fds: Open file descriptors.
-        largest_rss_bytes: Of the process that holds the most.
-    """
-
-    rss_bytes: int = 0
-    num_fds: int = 0
-    largest_rss_bytes: int = 0
+    rss_bytes: int = 0  # resident memory
+    num_fds: int = 0  # open file descriptors
+    largest_rss_bytes: int = 0  # of the process that holds the most
 
     @classmethod
     def of(cls, process: psutil.Process) -> Self:
@@ -71,15 +65,12 @@ def usage_of(server: Server) -> dict[str, Usage]:
 
 @dataclass
 class UsageLog:
-    """What a server's processes held, at regular intervals.
-
-    Attributes:
-        samples: Pairs of the seconds since the start and the usage of each kind.
-        events: Pairs of the seconds since the start and what was done to the server.
-    """
+    """What a server's processes held, at regular intervals."""
 
     server: Server
+    # Pairs of the seconds since the start and the usage of each kind.
     samples: list[tuple[float, dict[str, Usage]]] = field(default_factory=list)
+    # Pairs of the seconds since the start and what was done to the server.
     events: list[tuple[float, str]] = field(default_factory=list)
     _started_s: float = field(default_factory=time.monotonic)
 

@@ -35,17 +35,11 @@ LONG = about("os.path.join", **SEEDED)
 
 @dataclass(frozen=True)
 class Told:
-    """What the server answers at one time.
+    """What the server answers at one time."""
 
-    Attributes:
-        replicas: The processes of the chat model's replicas.
-        answers: By path: the status code, and the body as JSON.
-        retry_after: The header of the classifier's answer.
-    """
-
-    replicas: list[int]
-    answers: Mapping[str, tuple[int, Any]]
-    retry_after: str | None
+    replicas: list[int]  # the processes of the chat model's replicas
+    answers: Mapping[str, tuple[int, Any]]  # by path: the status code, and the body as JSON
+    retry_after: str | None  # the header of the classifier's answer
 
     def message(self, path: str) -> str:
         """Return the message of an error."""
@@ -55,31 +49,18 @@ class Told:
 
 @dataclass(frozen=True)
 class WrongFiles:
-    """What the server said at each time.
+    """What the server said at each time."""
 
-    Attributes:
-        before: With the file that it was started with.
-        nonsense: After the `user_config`.
-        missing: After the missing folder.
-        silent_s: How long after both replicas were killed `/ready` said so.
-        restored_s: How long after that it said that the models are ready.
-        damaged: After the damaged weights.
-        typo: After the mistyped key.
-        typo_message: What Serve says about it.
-        expected: A long answer before all of this.
-        answer: The same, which began before and ended after the missing folder.
-    """
-
-    before: Told
-    nonsense: Told
-    missing: Told
-    silent_s: float
-    restored_s: float
-    damaged: Told
-    typo: Told
-    typo_message: str
-    expected: Answer
-    answer: Answer
+    before: Told  # with the file that it was started with
+    nonsense: Told  # after the `user_config`
+    missing: Told  # after the missing folder
+    silent_s: float  # how long after both replicas were killed `/ready` said so
+    restored_s: float  # how long after that it said that the models are ready
+    damaged: Told  # after the damaged weights
+    typo: Told  # after the mistyped key
+    typo_message: str  # what Serve says about it
+    expected: Answer  # a long answer before all of this
+    answer: Answer  # the same, which began before and ended after the missing folder
 
 
 async def wrong_files(changing_server: ChangingServer, folder: Path) -> WrongFiles:

@@ -21,19 +21,12 @@ CLUSTER_NAME = "raystream-x7k2p"
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What the operator adds to a pod's template.
+    """What the operator adds to a pod's template."""
 
-    Attributes:
-        group: The name of its group.
-        parameters: The options of `ray start`.
-        environment: The variables of Ray's container.
-        grace_s: From the order to stop until the container is killed.
-    """
-
-    group: str
-    parameters: Mapping[str, str]
-    environment: Mapping[str, str]
-    grace_s: int
+    group: str  # the name of its group
+    parameters: Mapping[str, str]  # the options of `ray start`
+    environment: Mapping[str, str]  # the variables of Ray's container
+    grace_s: int  # from the order to stop until the container is killed
 
     @property
     def is_head(self) -> bool:

@@ -51,17 +51,11 @@ def component_directives() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Nginx:
-    """A running nginx.
+    """A running nginx."""
 
-    Attributes:
-        port: For HTTP/1.1.
-        tls_port: For HTTP/2, and HTTP/1.1 for clients that don't ask for it.
-        log: Its errors.
-    """
-
-    port: int
-    tls_port: int
-    log: Path
+    port: int  # for HTTP/1.1
+    tls_port: int  # for HTTP/2, and HTTP/1.1 for clients that don't ask for it
+    log: Path  # its errors
 
 
 @contextmanager

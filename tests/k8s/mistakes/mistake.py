@@ -10,19 +10,12 @@ from tests.k8s.rules.rendering import Rendering, Rule
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A small edit of a rendering.
+    """A small edit of a rendering."""
 
-    Attributes:
-        name: What was done wrong, and what would happen.
-        where: The rendering that it is planted in.
-        plant: Makes it.
-        rule: What must catch it; None: the API server's schemas.
-    """
-
-    name: str
-    where: str
-    plant: Callable[[Rendering], None]
-    rule: Rule | None
+    name: str  # what was done wrong, and what would happen
+    where: str  # the rendering that it is planted in
+    plant: Callable[[Rendering], None]  # makes it
+    rule: Rule | None  # what must catch it; None: the API server's schemas
 
 
 Plant = Callable[[Rendering], None]

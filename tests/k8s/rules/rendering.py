@@ -12,17 +12,11 @@ from tests.k8s.manifests import Manifest, all_pods, pods_of
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """The manifests of an overlay, by itself or with components.
+    """The manifests of an overlay, by itself or with components."""
 
-    Attributes:
-        name: How tests name it.
-        manifests: What `kubectl apply -k` would send.
-        is_local: Whether its image comes from this machine, so that it has no digest.
-    """
-
-    name: str
-    manifests: list[Manifest]
-    is_local: bool = False
+    name: str  # how tests name it
+    manifests: list[Manifest]  # what `kubectl apply -k` would send
+    is_local: bool = False  # whether its image comes from this machine, so that it has no digest
 
     def of_kind(self, *kinds: str) -> list[Manifest]:
         """Return the manifests of these kinds."""

@@ -30,24 +30,16 @@ GONE = ReplicaUnavailableError("gone")
 
 @dataclass(frozen=True)
 class Fate:
-    """What happens to one attempt.
+    """What happens to one attempt."""
 
-    Attributes:
-        num_tokens: How many tokens come before the end; None lets the text finish.
-        error: How it ends then; None ends the call without a finish. It also ends a stream that
-            has finished.
-        opening_error: Raised in place of a stream.
-        waits_for: Waited for before the replica answers.
-        num_together: Deltas in one list.
-        stands_before: The index of a token that never comes; a reader waits until the stream is
-            closed.
-    """
-
-    num_tokens: int | None = None
+    num_tokens: int | None = None  # how many tokens come before the end; None lets the text finish
+    # How it ends then; None ends the call without a finish. It also ends a stream that has
+    # finished.
     error: RaystreamError | None = GONE
-    opening_error: RaystreamError | None = None
-    waits_for: asyncio.Event | None = None
-    num_together: int = 1
+    opening_error: RaystreamError | None = None  # raised in place of a stream
+    waits_for: asyncio.Event | None = None  # waited for before the replica answers
+    num_together: int = 1  # deltas in one list
+    # The index of a token that never comes; a reader waits until the stream is closed.
     stands_before: int | None = None
 
 

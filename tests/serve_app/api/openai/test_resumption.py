@@ -56,15 +56,11 @@ BROKEN = [("<tool_call>", False), ('{"name": "f", "arguments": {', False), ("]",
 
 @dataclass(frozen=True)
 class Text:
-    """What a model writes, token by token.
+    """What a model writes, token by token."""
 
-    Attributes:
-        tokens: A piece of text for each token, and whether it is held back until the next token.
-        finish: Why it ends.
-    """
-
+    # A piece of text for each token, and whether it is held back until the next token.
     tokens: Sequence[tuple[str, bool]]
-    finish: FinishReason = FinishReason.STOP
+    finish: FinishReason = FinishReason.STOP  # why it ends
 
     def deltas(self, first_id: int, *, has_logprobs: bool) -> list[TextDelta]:
         """Return one delta for each token, and one for the last token, which has no text."""

@@ -19,19 +19,12 @@ FLOAT: Final = 3.4028234663852886e38
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """One schema.
+    """One schema."""
 
-    Attributes:
-        name: Its generator, and its number among the generator's.
-        schema: The schema of an object with one property, `value`.
-        example: A valid object.
-        unheld: What a grammar leaves out of it, as the warning names it.
-    """
-
-    name: str
-    schema: dict[str, Any]
-    example: dict[str, Any]
-    unheld: str
+    name: str  # its generator, and its number among the generator's
+    schema: dict[str, Any]  # the schema of an object with one property, `value`
+    example: dict[str, Any]  # a valid object
+    unheld: str  # what a grammar leaves out of it, as the warning names it
 
 
 def generated() -> Iterator[Generated]:
