@@ -20,18 +20,13 @@ expect.set_options(timeout=DEADLINE_MS)
 
 
 class Tab:
-    """A browser tab.
-
-    Attributes:
-        page: Playwright's handle.
-        complaints: The page's errors and warnings, and what it has failed to load.
-        requested: The URLs that it has requested.
-    """
+    """A browser tab."""
 
     def __init__(self, page: Page) -> None:
-        self.page = page
+        self.page = page  # Playwright's handle
+        # The page's errors and warnings, and what it has failed to load.
         self.complaints: list[str] = []
-        self.requested: list[str] = []
+        self.requested: list[str] = []  # the URLs that it has requested
         page.on("console", self._note)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("request", lambda request: self.requested.append(request.url))
@@ -91,15 +86,7 @@ async def tab_of(
     width: int = 1280,
     height: int = 900,
 ) -> AsyncIterator[Tab]:
-    """Yield a tab with an empty profile.
-
-    Args:
-        browser: A running Chromium.
-        offline: Whether the tab has no network at all.
-        color_scheme: What the browser tells pages that its user prefers.
-        width: Of the window, in pixels.
-        height: Of the window, in pixels.
-    """
+    """Yield a tab with an empty profile; its window is that many pixels wide and high."""
     context = await browser.new_context(
         offline=offline,
         color_scheme=color_scheme,

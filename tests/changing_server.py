@@ -28,22 +28,11 @@ REPLICA = "ray::ServeReplica:"
 
 
 class ChangingServer:
-    """A server that starts with the first file and gets each further one deployed.
-
-    Attributes:
-        folder: Where `FragileGenerator` writes, and HOME of the server.
-        document: The file that is served now.
-    """
+    """A server that starts with the first file and gets each further one deployed."""
 
     def __init__(self, folder: Path, running: ExitStack) -> None:
-        """Prepare to start a server.
-
-        Args:
-            folder: For the server and its replicas.
-            running: Stops the server.
-        """
-        self.folder = folder
-        self.document: dict[str, Any] = {}
+        self.folder = folder  # where `FragileGenerator` writes, and HOME of the server
+        self.document: dict[str, Any] = {}  # the file that is served now
         self._running = running
         self._server: Server | None = None
         self._is_changed = False  # whether Serve may have another file than `document`

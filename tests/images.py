@@ -14,5 +14,4 @@ def png(image: Image) -> bytes:
 
 
 def data_uri(image: Image) -> str:
-    """Return an image as a `data:` URI."""
     return f"data:image/png;base64,{b64encode(png(image)).decode()}"

@@ -27,7 +27,6 @@ class MadeTable:
         return f"<!-- The end of the table of {self.name} -->\n"
 
     def read(self) -> str:
-        """Return the document."""
         return (ROOT / self.path).read_text(encoding="utf-8")
 
     def write(self) -> None:

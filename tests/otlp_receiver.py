@@ -80,11 +80,7 @@ class Receiver:
 
 @contextmanager
 def receiving(answers: Event | None = None) -> Iterator[Receiver]:
-    """Receive spans until the block ends.
-
-    Args:
-        answers: Until this is set, nothing is answered.
-    """
+    """Receive spans until the block ends; until `answers` is set, nothing is answered."""
     receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):

@@ -20,8 +20,6 @@ _MARK = "needs a program: "
 
 @dataclass(frozen=True)
 class Program:
-    """A program."""
-
     names: tuple[str, ...]  # what its executable may be called
     package: str  # the Debian package that brings it
 

@@ -75,13 +75,7 @@ class Prometheus:
 def prometheus(
     folder: Path, targets: Mapping[str, str], rules: Sequence[Path]
 ) -> Iterator[Prometheus]:
-    """Run a Prometheus until the block ends.
-
-    Args:
-        folder: Where it keeps its data.
-        targets: The URLs to scrape, by the name of the job.
-        rules: Files of rules.
-    """
+    """Run a Prometheus until the block ends; `targets` are URLs by the name of their job."""
     config = {
         "global": {
             "scrape_interval": f"{SCRAPE_INTERVAL_S}s",

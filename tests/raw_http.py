@@ -48,5 +48,4 @@ def parsed(answer: bytes, method: str = "GET") -> tuple[h11.Response, bytes]:
 
 
 def values(response: h11.Response, name: bytes) -> list[bytes]:
-    """Return the values of all headers of this name."""
     return [value for key, value in response.headers if key == name]

@@ -11,16 +11,13 @@ VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
 
 class RecordingProxy(ThreadingTCPServer):
-    """Listens on a port of its own.
-
-    Attributes:
-        asked: The first lines of all requests, such as `CONNECT 127.0.0.1:8000 HTTP/1.1`.
-    """
+    """Listens on a port of its own."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Refusal)
+        # The first lines of all requests, such as `CONNECT 127.0.0.1:8000 HTTP/1.1`.
         self.asked: list[str] = []
 
     @property
@@ -41,7 +38,6 @@ class Refusal(StreamRequestHandler):
 
 @contextmanager
 def recording_proxy() -> Iterator[RecordingProxy]:
-    """Run a proxy."""
     proxy = RecordingProxy()
     with answering(proxy):
         yield proxy

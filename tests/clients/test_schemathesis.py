@@ -55,14 +55,7 @@ def url(local: LocalServer) -> Iterator[str]:
 
 
 def run_schemathesis(url: str, folder: Path, deadline_s: float, *options: str) -> Any:
-    """Return the report of a run without a failure.
-
-    Args:
-        url: The application's.
-        folder: For the report.
-        deadline_s: How long the run may take.
-        options: Of the command `run`.
-    """
+    """Return the report of a run without a failure; `options` are those of its command `run`."""
     report = folder / "report.json"
     run = subprocess.run(
         [

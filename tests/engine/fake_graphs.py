@@ -53,21 +53,14 @@ class FakeGraph(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch lea
 
 
 class FakeCapturer:
-    """Captures runs as fake graphs, and counts them.
+    """Captures runs as fake graphs, and counts them."""
 
-    Attributes:
-        graphs: The captured graphs, in order.
-        num_warm_ups: How many runs were warmed up.
-        error: Raised by the next captures; None lets them succeed.
-        graph_bytes: The device's memory that each graph takes.
-    """
-
-    graph_bytes = 2**20
+    graph_bytes = 2**20  # the device's memory that each graph takes
 
     def __init__(self) -> None:
-        self.graphs: list[FakeGraph] = []
-        self.num_warm_ups = 0
-        self.error: Exception | None = None
+        self.graphs: list[FakeGraph] = []  # the captured graphs, in order
+        self.num_warm_ups = 0  # how many runs were warmed up
+        self.error: Exception | None = None  # raised by the next captures; None lets them succeed
 
     @property
     def num_replays(self) -> int:

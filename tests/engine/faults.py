@@ -17,16 +17,12 @@ class FaultyModel:
     """Stands in for a model's `forward` and makes chosen passes fail.
 
     A pass fails at its end, after writing all its keys and values, which leaves the most behind.
-
-    Attributes:
-        fault: Called at each pass.
-        passes: The token ids of each pass, including failed ones.
     """
 
     def __init__(self, loaded: LoadedModel, fault: Fault) -> None:
         """Replace the model's `forward`."""
-        self.fault = fault
-        self.passes: list[list[int]] = []
+        self.fault = fault  # called at each pass
+        self.passes: list[list[int]] = []  # the token ids of each pass, including failed ones
         self._stock = loaded.model.forward
         loaded.model.forward = self
 

@@ -40,17 +40,10 @@ def run(
     requests: Sequence[SequenceRequest],
     expected: Mapping[str, list[int]],
 ) -> dict[str, list[int]]:
-    """Run requests on an engine of their own.
+    """Run requests greedily on an engine of their own; `expected` are their tokens by their ids.
 
-    Args:
-        scenario: The circumstances.
-        loaded: The model.
-        requests: What to run, greedily.
-        expected: The tokens that each request should get, by its id; some of them may come with
-            the request.
-
-    Returns:
-        The tokens of each request that was not aborted, including those it brought along.
+    Some of the tokens may come with the request. Return the tokens of each request that was not
+    aborted, including those it brought along.
     """
     engine = make_engine(
         loaded,

@@ -294,12 +294,8 @@ def make_engine(
 ) -> Engine:
     """Return an engine for few sequences, with small blocks and a budget that cuts prompts.
 
-    Args:
-        loaded: The model.
-        max_num_seqs: Most sequences that run at once.
-        max_model_len: Most tokens of a sequence.
-        budget: Most tokens of a step.
-        memory: How many sequences of full length the KV memory holds; None for max_num_seqs.
+    The KV memory holds `memory` sequences of full length, `max_num_seqs` by default; a step has
+    `budget` tokens at most.
     """
     limits = EngineLimits(max_num_seqs, max_model_len, budget, block_size=8)
     if memory is not None:

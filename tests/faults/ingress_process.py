@@ -33,23 +33,14 @@ def context() -> ForkServerContext:
 
 
 class Ingress:
-    """One ingress.
-
-    Attributes:
-        url: Where it listens, from the start: connections wait until it answers.
-    """
+    """One ingress."""
 
     def __init__(
         self, processes: ForkServerContext, description: ModelDescription, replica_port: int
     ) -> None:
-        """Start it.
-
-        Args:
-            processes: See `context`.
-            description: Of the replica's model.
-            replica_port: Where `listening_replica` listens.
-        """
+        """Start it; `replica_port` is that of `listening_replica`, `description` its model's."""
         listener = socket.create_server((LOCALHOST, 0))
+        # Where it listens, from the start: connections wait until it answers.
         self.url = f"http://{LOCALHOST}:{listener.getsockname()[1]}"
         self._process = processes.Process(
             target=_serve, args=(listener, description, replica_port), daemon=True

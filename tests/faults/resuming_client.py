@@ -16,25 +16,14 @@ UNREACHABLE = (502, 503)
 
 
 class ResumingClient:
-    """Reads one answer, however often its connection breaks.
-
-    Attributes:
-        answer: What has come, over all attempts.
-        num_resumed: How often a stream has gone on behind an event.
-    """
+    """Reads one answer, however often its connection breaks."""
 
     def __init__(
         self, client: httpx.AsyncClient, body: Mapping[str, Any], url: Callable[[], str]
     ) -> None:
-        """Prepare to ask.
-
-        Args:
-            client: Opens a connection for each request.
-            body: The request.
-            url: Returns the address of an ingress, another one for each attempt.
-        """
-        self.answer = Answer("")
-        self.num_resumed = 0
+        """Prepare to ask; `url` returns the address of an ingress, another one for each attempt."""
+        self.answer = Answer("")  # what has come, over all attempts
+        self.num_resumed = 0  # how often a stream has gone on behind an event
         self._client = client
         self._body = {"stream": True, "stream_options": COUNTED, **body}
         self._url = url

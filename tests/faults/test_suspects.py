@@ -53,11 +53,9 @@ class Replicas:
     """Replicas of one model; each call reaches a new one, and meets the next fate."""
 
     def __init__(self, fates: Sequence[Fate], kills: Callable[[int], bool]) -> None:
-        """Plan what happens.
+        """Plan the fates of the suspect's attempts; after these, all are answered.
 
-        Args:
-            fates: Of the suspect's attempts; after these, all are answered.
-            kills: By the number of replicas that have begun before, whether the request kills.
+        `kills` says whether the request kills, by the number of replicas that have begun before.
         """
         self.num_begun = 0
         self.num_killed = 0

@@ -10,7 +10,6 @@ FOLDER = Path(__file__).parent
 
 
 def config_file(name: str) -> Path:
-    """Return the file of a configuration."""
     return FOLDER / f"{name}.json"
 
 

@@ -37,10 +37,7 @@ def render(folder: Path) -> str:
 def render_with(overlay: Path, components: Sequence[str], folder: Path) -> str:
     """Return an overlay's manifests with components that it does not take by itself.
 
-    Args:
-        overlay: The overlay's folder.
-        components: Names of folders in k8s/components.
-        folder: An empty folder for the kustomization.
+    They are named by their folders in k8s/components; `folder` is empty, for the kustomization.
     """
     lines = ["apiVersion: kustomize.config.k8s.io/v1beta1", "kind: Kustomization"]
     lines += ["namespace: raystream", "resources:", f"  - {os.path.relpath(overlay, folder)}"]

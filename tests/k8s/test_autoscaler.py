@@ -29,12 +29,8 @@ class _Silent(AutoscalerEventLogger):
 def pods_for(r: Rendering, replicas: str) -> tuple[Mapping[str, int], int]:
     """Return how many pods of each group an empty cluster would get.
 
-    Args:
-        r: The manifests.
-        replicas: `min_replicas` or `max_replicas`: how many of each deployment are wanted.
-
-    Returns:
-        The pods by group, and the number of replicas that no pod can hold.
+    `replicas` is the key that says how many of each deployment are wanted. The second value is
+    the number of replicas that no pod can hold.
     """
     metadata = {"name": "raystream", "namespace": "raystream"}
     config = AutoscalingConfig(

@@ -68,14 +68,8 @@ def save_embedder(
 ) -> Path:
     """Save a model with the files of sentence-transformers.
 
-    Args:
-        folder: Where to save it.
-        make_model: Makes the backbone.
-        pooling: One mode or several.
-        dense: Widths and the activation of each Dense layer.
-        normalize: Whether a Normalize module ends it.
-        max_seq_length: The most tokens of a text.
-        **settings: Arguments of SentenceTransformer, such as prompts.
+    `dense` has the widths and the activation of each Dense layer; `settings` are arguments of
+    SentenceTransformer, such as prompts.
     """
     backbone = folder / "backbone"
     model = make_model()

@@ -62,7 +62,6 @@ def marked(folder: Path) -> list[psutil.Process]:
 
 
 def end(server: Server, way: str) -> None:
-    """End the server."""
     server.watch()
     if way == "kill -9":
         for driver in psutil.Process(server.process.pid).children():

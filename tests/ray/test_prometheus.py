@@ -93,17 +93,13 @@ def ask(server: httpx.Client, seed: int) -> int:
 
 
 class Loaded:
-    """A Prometheus, and the load on the server that it scrapes.
-
-    Attributes:
-        num_tokens: The tokens of all answers of the text model.
-    """
+    """A Prometheus, and the load on the server that it scrapes."""
 
     def __init__(self, server: httpx.Client, scraping: Prometheus) -> None:
         self._server = server
         self._seeds = count()
         self.prometheus = scraping
-        self.num_tokens = 0
+        self.num_tokens = 0  # the tokens of all answers of the text model
 
     def ask(self) -> None:
         """Ask both models."""

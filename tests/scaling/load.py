@@ -29,7 +29,6 @@ class Load:
 
     @property
     def refused(self) -> list[Answer]:
-        """The answers with a 503."""
         return [answer for answer in self.answers if answer.status == 503]
 
     def require_whole_or_refused(self) -> None:
@@ -43,7 +42,6 @@ class Load:
         assert self.refused == []
 
     async def ask(self, client: httpx.AsyncClient, body: Mapping[str, Any] = QUESTION) -> None:
-        """Ask once."""
         self.answers.append(await read(client, body, request_id=next(SLOW_IDS)))
 
 

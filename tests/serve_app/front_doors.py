@@ -37,11 +37,7 @@ async def on_uvicorn(
 ) -> AsyncIterator[int]:
     """Serve the application as Serve's proxies and replicas do; yield the port.
 
-    Args:
-        app: The application.
-        monkeypatch: Undoes the settings.
-        host: The host of `http_options`.
-        actor: The name of the replica; None if it tells none.
+    `actor` is the name of the replica; None if it tells none.
     """
     monkeypatch.setattr(http_util, MIDDLEWARE, SWITCHES[MIDDLEWARE])
     monkeypatch.setattr(server_edge, "own_actor_name", lambda: actor)
@@ -71,13 +67,8 @@ async def behind_haproxy(
 ) -> AsyncIterator[int]:
     """Put HAProxy with Ray's configuration before a replica of its node; yield HAProxy's own port.
 
-    Args:
-        port: The replica's.
-        folder: For HAProxy's files.
-        bufsize: HAProxy's buffer, in bytes.
-        health_path: Where the replica is asked for its health.
-        host: The host of `http_options`.
-        actor: The name of the replica; None if HAProxy is not to ask for it.
+    `bufsize` is its buffer in bytes, `health_path` where the replica is asked for its health, and
+    `actor` the replica's name; None if HAProxy is not to ask for it.
     """
     ours, stats, metrics = free_ports(3)
     config = HAProxyConfig(

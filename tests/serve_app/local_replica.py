@@ -45,12 +45,7 @@ def local_replica(kind: type[ReplicaT], spec: ModelSpec) -> Iterator[ReplicaT]:
 
 @contextmanager
 def local_generator(folder: Path, **changes: object) -> Iterator[TextGenerator]:
-    """Make a replica of the model in a folder, named `m`.
-
-    Args:
-        folder: The model's files.
-        changes: What differs from the spec of a small replica.
-    """
+    """Make a small replica of the model in a folder, named `m`, with changes of its spec."""
     with local_replica(TextGenerator, spec(folder, id="m", **changes)) as made:
         yield made
 

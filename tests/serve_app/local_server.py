@@ -80,12 +80,7 @@ class LocalServer:
 def local_server(
     config: AppConfig, generator: type[TextGenerator] = TextGenerator
 ) -> Iterator[LocalServer]:
-    """Load the models and run the application.
-
-    Args:
-        config: The models, on processors, and the limits.
-        generator: The class of the replicas that generate.
-    """
+    """Load the models on processors and run the application; replicas are of class `generator`."""
     specs = resolve_models(config.models, 0, _read_no_shape)
     with ExitStack() as stack:
         replicas: dict[str, ModelReplica] = {}

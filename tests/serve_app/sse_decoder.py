@@ -13,16 +13,11 @@ ID = re.compile(r"^id: (.*)\n(?:.+\n)*\n", re.MULTILINE)
 
 
 class SseDecoder:
-    """Takes bytes in chunks of any size and returns the data of complete events.
-
-    Attributes:
-        comments: All comments so far.
-        ids: The ids of the events that a chunk holds whole, in order.
-    """
+    """Takes bytes in chunks of any size and returns the data of complete events."""
 
     def __init__(self) -> None:
-        self.comments: list[str] = []
-        self.ids: list[str] = []
+        self.comments: list[str] = []  # all comments so far
+        self.ids: list[str] = []  # the ids of the events that a chunk holds whole, in order
         self._reader = EventReader()
 
     def feed(self, piece: bytes) -> list[str]:

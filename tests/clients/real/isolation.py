@@ -28,10 +28,7 @@ Finished = subprocess.CompletedProcess[str]
 def run_isolated(command: list[str], programs: list[Path], folder: Path) -> Finished:
     """Run a command with an empty home, so that it finds no settings and leaves none.
 
-    Args:
-        command: The command.
-        programs: The folders that are searched first for programs.
-        folder: The working directory.
+    `programs` are the folders that are searched first, `folder` is the working directory.
     """
     path = ":".join([*map(str, programs), os.environ["PATH"]])
     with tempfile.TemporaryDirectory() as home:

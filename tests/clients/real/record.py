@@ -96,7 +96,6 @@ def write(client: str, requests: Iterable[Recorded]) -> None:
 
 
 def read(client: str) -> list[Recorded]:
-    """Return what a client sent."""
     return [Recorded(**json.loads(line)) for line in path_of(client).read_text().splitlines()]
 
 

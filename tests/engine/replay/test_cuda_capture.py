@@ -65,20 +65,13 @@ def test_a_failed_capture_leaves_its_stream() -> None:
 
 
 class FakeCuda:
-    """The parts of torch.cuda that captures use.
-
-    Attributes:
-        underway: Pools for which the allocator counts a capture as running.
-        num_users: Graphs that hold each pool.
-        events: What happened on streams, in order.
-        generator_state: That of the device's default generator.
-    """
+    """The parts of torch.cuda that captures use."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.underway: list[int] = []
-        self.num_users: dict[int, int] = {}
-        self.events: list[str] = []
-        self.generator_state = "captured"
+        self.underway: list[int] = []  # pools for which the allocator counts a capture as running
+        self.num_users: dict[int, int] = {}  # graphs that hold each pool
+        self.events: list[str] = []  # what happened on streams, in order
+        self.generator_state = "captured"  # that of the device's default generator
         self.main = self._make_stream("main")
         for name, fake in {
             "Stream": lambda device: self._make_stream("side"),

@@ -224,11 +224,8 @@ async def slow_streams(
 ) -> AsyncIterator[list[Stream]]:
     """Open a stream for each body, whose steps `FragileGenerator` slows down; all have begun.
 
-    Args:
-        client: Asks for them.
-        bodies: The requests.
-        name: Part of the requests' ids, which must be new to the server.
-        how: Whether the steps are slow to the end, or until a test releases the name.
+    `name` is part of the requests' ids, and new to the server; `how` says whether the steps are
+    slow to the end, or until a test releases the name.
     """
     async with AsyncExitStack() as stack:
         streams = [

@@ -20,7 +20,6 @@ class Shown:
 
     @property
     def processes(self) -> list[int]:
-        """Their processes."""
         return [replica["process_id"] for replica in self.replicas]
 
     def total(self, name: str) -> int:
@@ -29,7 +28,6 @@ class Shown:
 
 
 async def shown(client: httpx.AsyncClient) -> Shown:
-    """Ask for it."""
     answer = await client.get("/v1/devices")
     assert answer.status_code == 200, answer.text
     (model,) = answer.json()["data"]

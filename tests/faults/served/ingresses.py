@@ -16,7 +16,6 @@ class Ingresses:
     server: Server
 
     def processes(self) -> list[int]:
-        """Return their ids."""
         return [process.pid for process in self.server.processes(TITLE)]
 
     def rss_bytes(self) -> int:

@@ -106,12 +106,7 @@ KINDS: Mapping[str, Body] = {
 
 
 def split_stop(tokens: list[str], at_least: int) -> str:
-    """Return a string that first occurs in an answer across two of its tokens.
-
-    Args:
-        tokens: The texts of the answer's tokens.
-        at_least: The number of tokens before it.
-    """
+    """Return a string that first occurs across two of an answer's tokens, behind `at_least`."""
     text = "".join(tokens)
     for index in range(at_least, len(tokens) - 1):
         before = "".join(tokens[:index])

@@ -47,7 +47,6 @@ class Node:
         return self._known
 
     def process_ids(self) -> set[int]:
-        """Return their ids."""
         return {process.pid for process in self.processes()}
 
     def has_connection(self, client: tuple[str, int]) -> bool:
@@ -75,13 +74,9 @@ class Cluster:
     """A head, and one worker at a time."""
 
     def __init__(self, folder: Path, *, has_haproxy: bool = False, num_gpus: int = 0) -> None:
-        """Start the head.
+        """Start the head; with `has_haproxy` each node has a HAProxy with a port of its own.
 
-        Args:
-            folder: For logs.
-            has_haproxy: Whether each node has a HAProxy, with a port of its own. In plain mode the
-                nodes' proxies share one port, and the kernel gives a connection to any.
-            num_gpus: GPUs that the head says it has.
+        In plain mode the nodes' proxies share one port, and the kernel gives a connection to any.
         """
         self.folder = folder
         self._has_haproxy = has_haproxy

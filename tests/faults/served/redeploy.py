@@ -28,13 +28,7 @@ class Deployed:
 
     @classmethod
     def of(cls, server: Server, home: Path, document: dict[str, Any]) -> Self:
-        """Return the configuration of a server.
-
-        Args:
-            server: A server that is ready.
-            home: Its HOME, where Ray keeps the token.
-            document: The configuration that it was started with.
-        """
+        """Return the configuration that a server was started with; Ray keeps a token in `home`."""
         found = _DASHBOARD.search(server.log.read_text())
         assert found is not None, "Ray has named its dashboard"
         token = (home / ".ray" / "auth_token").read_text().strip()

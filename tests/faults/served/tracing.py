@@ -9,12 +9,7 @@ CLIENT = 3
 
 
 def parent(number: int, is_sampled: bool = True) -> Mapping[str, str]:
-    """Return the headers by which a request belongs to a trace.
-
-    Args:
-        number: Of the trace.
-        is_sampled: Whether the collector gets the trace.
-    """
+    """Return the headers by which a request belongs to the trace with a number."""
     trace = f"00-{number:032x}-{number:016x}-{is_sampled:02x}"
     return {"traceparent": trace, "tracestate": f"test={number}"}
 

@@ -55,12 +55,7 @@ test knows it before."""
 
 
 class PodNode(Node):
-    """A pod's processes.
-
-    Attributes:
-        name: The pod's, by which Serve names the node.
-        agent_port: Where Ray's agent answers the operator's probes.
-    """
+    """A pod's processes."""
 
     def __init__(
         self,
@@ -72,8 +67,8 @@ class PodNode(Node):
         agent_port: int,
     ) -> None:
         super().__init__(command, environment, log, http_port)
-        self.name = name
-        self.agent_port = agent_port
+        self.name = name  # the pod's, by which Serve names the node
+        self.agent_port = agent_port  # where Ray's agent answers the operator's probes
 
     @property
     def is_alive(self) -> bool:
@@ -82,31 +77,19 @@ class PodNode(Node):
 
 
 class LocalCluster:
-    """A head and its workers, with Ray's token and an API key.
-
-    Attributes:
-        token: Ray's.
-        workers: All that were started.
-        worker_pods: Those that the manifests ask for.
-        times_s: When the cluster reached a state for the first time, since its start.
-    """
+    """A head and its workers, with Ray's token and an API key."""
 
     def __init__(self, folder: Path, overlay: Path, environment: Mapping[str, str]) -> None:
-        """Start the head of an overlay.
-
-        Args:
-            folder: For logs and the file of keys.
-            overlay: A folder for `kubectl kustomize`.
-            environment: Variables of all pods that replace the manifests'.
-        """
+        """Start the head of an overlay's folder; `environment` replaces variables of all pods."""
         manifests = parse(render(overlay))
         (service,) = (each for each in manifests if each["kind"] == "RayService")
         maps = {m["metadata"]["name"]: m["data"] for m in manifests if m["kind"] == "ConfigMap"}
         self.folder = folder
+        # When the cluster reached a state for the first time, since its start.
         self.times_s: dict[str, float] = {}
         self._started_s = time.monotonic()
         self._changes = environment
-        self.token = secrets.token_hex(32)
+        self.token = secrets.token_hex(32)  # Ray's
         self._rendered: dict[str, Any] = yaml.safe_load(service["spec"]["serveConfigV2"])
         self._keys = folder / "keys.yaml"
         entry = {"name": "tests", "sha256": hash_key(API_KEY), "scopes": ["operate"]}
@@ -119,8 +102,8 @@ class LocalCluster:
         candidates = random.sample(CHOSEN_PORTS, len(CHOSEN_PORTS))
         self._ports = (port for port in candidates if is_free(LOCALHOST, port))
         self._gcs_port, self.dashboard_port = next(self._ports), next(self._ports)
-        self.workers: list[PodNode] = []
-        self.worker_pods = list(workers_of(service, maps))
+        self.workers: list[PodNode] = []  # all that were started
+        self.worker_pods = list(workers_of(service, maps))  # those that the manifests ask for
         self.head_pod = head_of(service, maps)
         self.head = self._start(self.head_pod, "head", self._of_the_head())
 

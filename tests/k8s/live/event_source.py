@@ -17,16 +17,11 @@ from serve_app.streaming.sse import DONE
 
 
 class EventSource:
-    """One stream.
-
-    Attributes:
-        port: The server's.
-        asked: Set once a request for the stream has arrived.
-    """
+    """One stream."""
 
     def __init__(self, ping_interval_s: float) -> None:
-        self.port = 0
-        self.asked = asyncio.Event()
+        self.port = 0  # the server's
+        self.asked = asyncio.Event()  # set once a request for the stream has arrived
         self._events: asyncio.Queue[bytes] = asyncio.Queue()
         self._ping_interval_s = ping_interval_s
 

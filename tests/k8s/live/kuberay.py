@@ -30,22 +30,16 @@ class Pod:
 
     @property
     def is_head(self) -> bool:
-        """Whether it is the head's pod."""
         return self.group == "headgroup"
 
     def command(self, changes: Mapping[str, str]) -> list[str]:
-        """Return the container's command and argument.
-
-        Args:
-            changes: Options of `ray start` that replace the operator's, such as ports.
-        """
+        """Return the container's command; `changes` replace options of `ray start`."""
         options = _options({**self.parameters, **changes})
         role = "--head " if self.is_head else ""
         return [*SHELL, f"ulimit -n 65536; ray start {role}{options}"]
 
 
 def head_of(service: Manifest, config_maps: Mapping[str, Mapping[str, str]]) -> Pod:
-    """Return the head's pod."""
     cluster = service["spec"]["rayClusterConfig"]
     group = cluster["headGroupSpec"]
     parameters = {"dashboard-host": "0.0.0.0"}

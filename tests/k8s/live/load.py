@@ -13,22 +13,12 @@ from tests.measured import Record
 
 
 class Load:
-    """Clients, each with one stream at a time.
-
-    Attributes:
-        answers: The answers that have ended.
-        expected: The undisturbed answers to the same requests, in the same order.
-    """
+    """Clients, each with one stream at a time."""
 
     def __init__(self, client: httpx.AsyncClient, bodies: Sequence[Body], num_clients: int) -> None:
-        """Ask for nothing yet.
-
-        Args:
-            client: Asks.
-            bodies: The requests, which each client goes through in turn.
-            num_clients: How many streams there are at a time.
-        """
-        self.answers: list[Answer] = []
+        """Ask for nothing yet; each of the clients will go through the bodies in turn."""
+        self.answers: list[Answer] = []  # the answers that have ended
+        # The undisturbed answers to the same requests, in the same order.
         self.expected: list[Answer] = []
         self._client = client
         self._bodies = bodies

@@ -60,13 +60,7 @@ class Nginx:
 
 @contextmanager
 def nginx(folder: Path, ports: Sequence[int], directives: Mapping[str, str]) -> Iterator[Nginx]:
-    """Run an nginx in front of servers on this machine until the block ends.
-
-    Args:
-        folder: For its files, and only for them.
-        ports: The servers', asked in turn.
-        directives: Of the proxy.
-    """
+    """Run an nginx in front of servers on this machine, asked in turn, until the block ends."""
     assert PROGRAM is not None
     folder.mkdir(exist_ok=True)
     port, tls_port = free_ports(2)

@@ -19,11 +19,9 @@ class Rendering:
     is_local: bool = False  # whether its image comes from this machine, so that it has no digest
 
     def of_kind(self, *kinds: str) -> list[Manifest]:
-        """Return the manifests of these kinds."""
         return [each for each in self.manifests if each["kind"] in kinds]
 
     def named(self, kind: str) -> dict[str, Manifest]:
-        """Return the manifests of a kind by their names."""
         return {each["metadata"]["name"]: each for each in self.of_kind(kind)}
 
     @property
@@ -40,7 +38,6 @@ class Rendering:
 
     @property
     def head(self) -> Manifest:
-        """The head's pod."""
         return pods_of(self.service)[0]
 
     @property
@@ -50,7 +47,6 @@ class Rendering:
 
     @property
     def ray_pods(self) -> list[Manifest]:
-        """The pods of the RayService."""
         return pods_of(self.service)
 
     @property
@@ -93,7 +89,6 @@ def ray_container(pod: Manifest) -> dict[str, Any]:
 
 
 def containers_of(pod: Manifest) -> list[dict[str, Any]]:
-    """Return all containers of a pod."""
     return [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
 
 

@@ -27,7 +27,6 @@ def chunk(text: str = "", **more: Any) -> bytes:
 
 
 def framed(payload: Mapping[str, Any]) -> bytes:
-    """Return the event of a payload."""
     return f"data: {json.dumps(payload)}\n\n".encode()
 
 

@@ -123,12 +123,10 @@ class Page:
         await self.page.get_by_role("status").filter(has_text="The best").wait_for()
 
     def button(self, name: str, exact: bool = True) -> Locator:
-        """Return a button by its name."""
         return self.page.get_by_role("button", name=name, exact=exact)
 
     @property
     def answer(self) -> Locator:
-        """The last answer."""
         return self.page.get_by_role("article", name="Answer").last
 
     async def says(self, text: str) -> None:
