@@ -20,24 +20,17 @@ class FakeVarlen:
     As in torch, sequence i has `seqused_k[i]` keys from `cum_seq_k[i]` on, its queries are the last
     of them, and the host never reads a tensor's contents. Keys that a query does not see have no
     effect, NaN or not; a key outside of the memory makes the query's result NaN.
-
-    Attributes:
-        num_calls: The number of calls.
-        starts: The starts of the latest call.
     """
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, *dtypes: torch.dtype, device: str | None = None
     ) -> None:
-        """Replace the operator.
+        """Replace the operator; accept `dtypes` besides those of flash attention.
 
-        Args:
-            monkeypatch: Restores it.
-            *dtypes: Accepted besides those of flash attention: float32 for exact comparisons.
-            device: The type of the device of all tensors; None for any.
+        All tensors must be on a device of type `device`; None for any.
         """
-        self.num_calls = 0
-        self.starts = torch.empty(0)
+        self.num_calls = 0  # the number of calls
+        self.starts = torch.empty(0)  # the starts of the latest call
         self._dtypes = (*DTYPES, *dtypes)
         self._device = device
         monkeypatch.setattr(varlen_reads, "flash_attention", self)
