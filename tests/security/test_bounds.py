@@ -163,8 +163,7 @@ async def test_cve_2026_34756_numbers_that_the_model_s_length_bounds_may_be_larg
 ) -> None:
     async with client_of(make_app(backend)) as client:
         for field in ("max_tokens", "top_k"):
-            answer = await client.post(CHAT, json=question(**{field: 10**30}))
-            assert answer.status_code == 200, (field, answer.text)
+            await client.ask(CHAT, question(**{field: 10**30}))
 
 
 @pytest.mark.slow

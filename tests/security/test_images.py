@@ -39,8 +39,7 @@ async def test_cve_2026_24779_cve_2025_54381_nothing_is_fetched_by_default(
 ) -> None:
     async with client_of(make_app(backend)) as client:
         for url in URLS:
-            answer = await client.post(CHAT, json=with_images(url))
-            assert answer.status_code == 400, url
+            answer = await client.ask(CHAT, with_images(url), 400)
             assert answer.json()["error"]["code"] == "invalid_image", url
             assert url not in answer.text
     assert backend.requests == []

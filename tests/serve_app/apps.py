@@ -23,20 +23,27 @@ ALICE, BOB = "sk-of-alice-0000000", "sk-of-bob-000000000"
 JSON = {"content-type": "application/json"}
 
 
-class Client(httpx.AsyncClient):
-    """Asks an application in the tests' own process, which serves a fake as model `m`."""
+class AppClient(httpx.AsyncClient):
+    """Asks an application in the tests' own process."""
 
-    def __init__(self, app: FastAPI, backend: FakeBackend) -> None:
-        """Keep the fake, whose answers a test sets and whose requests it sees."""
+    def __init__(self, app: FastAPI) -> None:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         super().__init__(transport=transport, base_url="http://test")
-        self.backend = backend
 
     async def ask(self, path: str, body: object, status: int = 200) -> httpx.Response:
         """Post a body, and check the status of the answer."""
         answer = await self.post(path, json=body)
         assert answer.status_code == status, answer.text
         return answer
+
+
+class Client(AppClient):
+    """A client of an application that serves a fake as model `m`."""
+
+    def __init__(self, app: FastAPI, backend: FakeBackend) -> None:
+        """Keep the fake, whose answers a test sets and whose requests it sees."""
+        super().__init__(app)
+        self.backend = backend
 
 
 def key(name: str, secret: str, **limits: int) -> ApiKey:
@@ -86,9 +93,8 @@ def make_app(
 
 
 @asynccontextmanager
-async def client_of(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+async def client_of(app: FastAPI) -> AsyncIterator[AppClient]:
+    async with AppClient(app) as client:
         yield client
 
 

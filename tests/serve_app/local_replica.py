@@ -5,7 +5,6 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import httpx
 from ray import serve
 
 from deployments.contract.model_spec import ModelSpec
@@ -17,6 +16,7 @@ from serve_app.ingress import AppParts, build_app
 from tests.deployments.local_handle import local_backend
 from tests.deployments.replica_context import as_replica
 from tests.deployments.tiny_folder import spec
+from tests.serve_app.apps import AppClient
 
 ReplicaT = TypeVar("ReplicaT", TextGenerator, TextPooler)
 
@@ -51,15 +51,9 @@ def local_generator(folder: Path, **changes: object) -> Iterator[TextGenerator]:
 
 
 @asynccontextmanager
-async def local_client(
-    generator: TextGenerator, config: AppConfig
-) -> AsyncIterator[httpx.AsyncClient]:
+async def local_client(generator: TextGenerator, config: AppConfig) -> AsyncIterator[AppClient]:
     """Open a client of the application that this replica serves as `m`."""
     backend = local_backend(generator)
-    app: Any = build_app(AppParts(config, {"m": backend}))
-    transport = httpx.ASGITransport(app)
-    async with (
-        aclosing(backend),
-        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
-    ):
+    app = build_app(AppParts(config, {"m": backend}))
+    async with aclosing(backend), AppClient(app) as client:
         yield client

@@ -5,9 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
-
 from serve_app.client.event_reader import Comment, Event, EventReader
+from tests.serve_app.apps import AppClient
 
 ID = re.compile(r"^id: (.*)\n(?:.+\n)*\n", re.MULTILINE)
 
@@ -37,11 +36,8 @@ def events_of(body: bytes) -> list[Any]:
     return [event if event == "[DONE]" else json.loads(event) for event in data]
 
 
-async def stream_events(
-    client: httpx.AsyncClient, path: str, body: Mapping[str, object]
-) -> list[Any]:
+async def stream_events(client: AppClient, path: str, body: Mapping[str, object]) -> list[Any]:
     """Ask for a stream; return its events as `events_of` does."""
-    answer = await client.post(path, json={**body, "stream": True})
-    assert answer.status_code == 200
+    answer = await client.ask(path, {**body, "stream": True})
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     return events_of(answer.content)

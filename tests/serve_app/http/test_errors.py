@@ -47,8 +47,7 @@ async def test_each_refusal_has_its_status_type_and_code(client: Client) -> None
     ):
         with case as (stream, error, status, type_, code):
             client.backend.refusal = error
-            answer = await client.post(CHAT, json={**HI, "stream": stream})
-            assert answer.status_code == status
+            answer = await client.ask(CHAT, {**HI, "stream": stream}, status)
             told = {"message": "p: no", "type": type_, "param": "p", "code": code}
             assert answer.json() == {"error": told}
             assert answer.headers["content-type"] == "application/json"

@@ -13,7 +13,7 @@ from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, T
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import every
-from tests.serve_app.apps import Client, client_of
+from tests.serve_app.apps import AppClient, Client, client_of
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.sse_decoder import events_of
 
@@ -47,11 +47,8 @@ def backend() -> FakeBackend:
     return FakeBackend(script(TEXT), tool_call_format="hermes")
 
 
-async def whole(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
-    answer = await client.post(CHAT, json={**ASK, **fields})
-    assert answer.status_code == 200, answer.json()
-    choice: dict[str, Any] = answer.json()["choices"][0]
-    return choice
+async def whole(client: AppClient, **fields: Any) -> Any:
+    return (await client.ask(CHAT, {**ASK, **fields})).json()["choices"][0]
 
 
 async def chunks_of(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -13,7 +12,7 @@ from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, T
 from deployments.contract.sampling_params import ReasoningTokens
 from serve_app.http.warning_header import WARNING_HEADER
 from tests.offenders import every
-from tests.serve_app.apps import Client
+from tests.serve_app.apps import AppClient, Client
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.sse_decoder import events_of
 
@@ -56,16 +55,12 @@ def backend() -> FakeBackend:
     return backend
 
 
-async def whole(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
-    answer = await client.post(CHAT, json={**ASK, **fields})
-    assert answer.status_code == 200, answer.json()
-    told: dict[str, Any] = answer.json()
-    return told
+async def whole(client: AppClient, **fields: Any) -> Any:
+    return (await client.ask(CHAT, {**ASK, **fields})).json()
 
 
-async def streamed(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any]]:
-    answer = await client.post(CHAT, json={**ASK, "stream": True, **fields})
-    assert answer.status_code == 200, answer.json()
+async def streamed(client: AppClient, **fields: Any) -> list[dict[str, Any]]:
+    answer = await client.ask(CHAT, {**ASK, "stream": True, **fields})
     *chunks, done = events_of(answer.content)
     assert done == "[DONE]"
     return list(chunks)

@@ -19,6 +19,7 @@ from serve_app.config import AppConfig
 from tests.deployments.tiny_folder import REASONING_TEMPLATE, save_text_model
 from tests.engine.tiny_models import SHAPE, byte_tokenizer
 from tests.offenders import every
+from tests.serve_app.apps import AppClient
 from tests.serve_app.local_replica import local_client, local_generator
 from tests.serve_app.sse_decoder import events_of
 
@@ -58,11 +59,8 @@ async def client(generator: TextGenerator, config: AppConfig) -> AsyncIterator[h
         yield client
 
 
-async def whole(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
-    answer = await client.post(CHAT, json={**ASK, **fields})
-    assert answer.status_code == 200, answer.json()
-    told: dict[str, Any] = answer.json()
-    return told
+async def whole(client: AppClient, **fields: Any) -> Any:
+    return (await client.ask(CHAT, {**ASK, **fields})).json()
 
 
 async def test_the_replica_finds_its_marks_and_the_template_s_parameters(

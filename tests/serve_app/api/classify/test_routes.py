@@ -15,7 +15,7 @@ from serve_app.api.classify.scores import MAX_NUM_SCORES
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import every
-from tests.serve_app.apps import Client, access_lines, client_of
+from tests.serve_app.apps import AppClient, Client, access_lines, client_of
 from tests.serve_app.fake_pooler import MAX_MODEL_LEN, FakeClassifier
 from tests.serve_app.fakes import FakeBackend, FakeClock
 
@@ -49,17 +49,12 @@ async def strict_client(classifier: FakeClassifier) -> AsyncIterator[httpx.Async
         yield client
 
 
-async def classified(client: httpx.AsyncClient, text: object, **fields: object) -> Any:
-    answer = await client.post(V1, json={"model": "c", "input": text, **fields})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+async def classified(client: AppClient, text: object, **fields: object) -> Any:
+    return (await client.ask(V1, {"model": "c", "input": text, **fields})).json()
 
 
-async def refused(client: httpx.AsyncClient, body: object, path: str = V1) -> dict[str, Any]:
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 400, answer.text
-    error: dict[str, Any] = answer.json()["error"]
-    return error
+async def refused(client: AppClient, body: object, path: str = V1) -> Any:
+    return (await client.ask(path, body, 400)).json()["error"]
 
 
 def scores(**each: float) -> list[dict[str, object]]:

@@ -168,8 +168,7 @@ async def test_a_disconnect_closes_every_prompt_s_stream(
 async def test_prompts_times_n_are_bounded_and_the_error_names_the_limit(
     client: Client, num_prompts: int, n: int, status: int
 ) -> None:
-    answer = await client.post(PATH, json={**HI, "prompt": ["a"] * num_prompts, "n": n})
-    assert answer.status_code == status
+    answer = await client.ask(PATH, {**HI, "prompt": ["a"] * num_prompts, "n": n}, status)
     if status == 400:
         assert answer.json()["error"]["param"] == "prompt"
         assert "max_num_prompts" in answer.json()["error"]["message"]

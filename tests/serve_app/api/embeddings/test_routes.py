@@ -14,7 +14,7 @@ from serve_app.api.embeddings.routes import MAX_NUMBERS, MAX_NUMBERS_AT_ONCE, js
 from serve_app.api.embeddings.schema import Embedding, Embeddings
 from serve_app.api.openai.text_schema import TextUsage
 from tests.offenders import every
-from tests.serve_app.apps import Client, access_lines, client_of, make_app
+from tests.serve_app.apps import AppClient, Client, access_lines, client_of, make_app
 from tests.serve_app.fake_pooler import MAX_MODEL_LEN, WIDTH, FakeClassifier, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend
 
@@ -35,17 +35,12 @@ def app(backend: FakeBackend, embedder: FakeEmbedder) -> FastAPI:
     )
 
 
-async def embedded(client: httpx.AsyncClient, given: object, **fields: object) -> Any:
-    answer = await client.post(PATH, json={"model": "e", "input": given, **fields})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+async def embedded(client: AppClient, given: object, **fields: object) -> Any:
+    return (await client.ask(PATH, {"model": "e", "input": given, **fields})).json()
 
 
-async def refused(client: httpx.AsyncClient, **fields: object) -> dict[str, Any]:
-    answer = await client.post(PATH, json={"model": "e", "input": "a", **fields})
-    assert answer.status_code == 400, answer.text
-    error: dict[str, Any] = answer.json()["error"]
-    return error
+async def refused(client: AppClient, **fields: object) -> Any:
+    return (await client.ask(PATH, {"model": "e", "input": "a", **fields}, 400)).json()["error"]
 
 
 async def test_an_answer_has_openai_s_shape(client: Client) -> None:

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI
 from jsonschema import Draft202012Validator
@@ -26,7 +25,7 @@ from serve_app.api.messages.schema import MessagesEvent, PromptFields
 from serve_app.http.warning_header import WARNING_HEADER
 from tests.images import data_uri, png
 from tests.offenders import every
-from tests.serve_app.apps import ALICE, Client, client_of, make_app, ring
+from tests.serve_app.apps import ALICE, AppClient, Client, client_of, make_app, ring
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 
@@ -66,9 +65,8 @@ def named_events(body: bytes) -> list[dict[str, Any]]:
     return events
 
 
-async def streamed(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any]]:
-    answer = await client.post(MESSAGES, json={**HI, **fields, "stream": True})
-    assert answer.status_code == 200, answer.text
+async def streamed(client: AppClient, **fields: Any) -> list[dict[str, Any]]:
+    answer = await client.ask(MESSAGES, {**HI, **fields, "stream": True})
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     return named_events(answer.content)
 

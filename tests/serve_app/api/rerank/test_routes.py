@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI
 
 from deployments.contract.errors import InvalidRequestError
 from deployments.contract.pooling import TextPair
 from tests.offenders import every
-from tests.serve_app.apps import Client, access_lines, client_of, make_app
+from tests.serve_app.apps import AppClient, Client, access_lines, client_of, make_app
 from tests.serve_app.fake_pooler import (
     MAX_MODEL_LEN,
     FakeClassifier,
@@ -45,11 +44,9 @@ def app(backend: FakeBackend, cross_encoder: FakeCrossEncoder, embedder: FakeEmb
     )
 
 
-async def ranked(client: httpx.AsyncClient, path: str = "/rerank", **fields: object) -> Any:
+async def ranked(client: AppClient, path: str = "/rerank", **fields: object) -> Any:
     body = {"model": "x", "query": QUERY, "documents": DOCUMENTS, **fields}
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    return (await client.ask(path, body)).json()
 
 
 async def test_an_answer_holds_what_jina_s_and_cohere_s_clients_read(client: Client) -> None:
@@ -221,8 +218,7 @@ async def test_a_query_counts_for_each_document_that_it_is_read_with(
     app = make_app(backend, cross_encoder=cross_encoder, embedder=FakeEmbedder(), limits=limits)
     body = {"query": "q" * 30, "documents": ["a", "b", "c", "d"]}
     async with client_of(app) as client:
-        answer = await client.post("/rerank", json={"model": "x", **body})
-        assert answer.status_code == 400
+        answer = await client.ask("/rerank", {"model": "x", **body}, 400)
         error = answer.json()["error"]
         assert error["param"] == "documents"
         assert "The pairs have 124 bytes" in error["message"]

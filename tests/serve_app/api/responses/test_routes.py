@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI
 from jsonschema import Draft202012Validator
@@ -24,7 +23,7 @@ from serve_app.api.responses.schema import ResponsesEvent
 from serve_app.http.warning_header import WARNING_HEADER
 from tests.images import data_uri
 from tests.offenders import every
-from tests.serve_app.apps import Client, make_app
+from tests.serve_app.apps import AppClient, Client, make_app
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 
@@ -45,10 +44,9 @@ def text_of(*pieces: str, finish: FinishReason = FinishReason.STOP) -> list[Step
     return [*steps, [TextDelta((99,), "", finish)]]
 
 
-async def streamed(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any]]:
+async def streamed(client: AppClient, **fields: Any) -> list[dict[str, Any]]:
     """Return a stream's events, named by their types and numbered from 0."""
-    answer = await client.post(RESPONSES, json={**HI, **fields, "stream": True})
-    assert answer.status_code == 200, answer.text
+    answer = await client.ask(RESPONSES, {**HI, **fields, "stream": True})
     events = []
     for frame in answer.content.decode().removesuffix("\n\n").split("\n\n"):
         name, data = frame.split("\n")

@@ -3,7 +3,6 @@
 import threading
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI
@@ -14,7 +13,7 @@ from deployments.contract.pooling import TextPair
 from serve_app.api.intake import comparer
 from serve_app.api.intake.comparer import cosines
 from tests.offenders import every
-from tests.serve_app.apps import Client, make_app
+from tests.serve_app.apps import AppClient, Client, make_app
 from tests.serve_app.fake_pooler import MAX_MODEL_LEN, WIDTH, FakeCrossEncoder, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend
 
@@ -36,11 +35,9 @@ def app(backend: FakeBackend, cross_encoder: FakeCrossEncoder, embedder: FakeEmb
     return make_app(backend, cross_encoder=cross_encoder, embedder=embedder)
 
 
-async def scored(client: httpx.AsyncClient, one: Any, other: Any, **fields: Any) -> Any:
+async def scored(client: AppClient, one: Any, other: Any, **fields: Any) -> Any:
     body = {"model": "x", "text_1": one, "text_2": other, **fields}
-    answer = await client.post("/score", json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    return (await client.ask("/score", body)).json()
 
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])

@@ -58,8 +58,7 @@ async def test_delivered_tokens_are_those_that_the_client_reads(
 ) -> None:
     async with client_of(app_of(config, "127.0.0.1")) as client:
         for _ in range(2):
-            answer = await client.post(CHAT, json=question(stream=streams))
-            assert answer.status_code == 200
+            await client.ask(CHAT, question(stream=streams))
         text = (await client.get("/metrics")).text
     assert delivered(text, model_name="m", deployment="Ingress") == 2 * 5
     prompts = [value for (name, _), value in samples(text).items() if "prompt_tokens" in name]

@@ -12,7 +12,6 @@ from itertools import islice, pairwise, product
 from string import ascii_lowercase
 from typing import Any
 
-import httpx
 import jsonschema
 import pytest
 from hypothesis import given, settings
@@ -29,7 +28,7 @@ from serve_app.config import AppConfig, LimitsConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import every
 from tests.serve_app.api.structured.accepting import takes
-from tests.serve_app.apps import Client, client_of, make_app
+from tests.serve_app.apps import AppClient, Client, client_of, make_app
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -132,17 +131,15 @@ MAX_COST_S = 0.3
 """For 140 masks, which take a tenth of it; with llguidance's forcing, one of them takes longer."""
 
 
-async def grammar_for(client: httpx.AsyncClient, backend: FakeBackend, **fields: Any) -> str:
-    answer = await client.post(CHAT, json={**HI, **fields})
-    assert answer.status_code == 200, answer.text
+async def grammar_for(client: AppClient, backend: FakeBackend, **fields: Any) -> str:
+    await client.ask(CHAT, {**HI, **fields})
     grammar = backend.requests[-1].sampling.grammar
     assert grammar is not None
     return grammar
 
 
-async def refusal(client: httpx.AsyncClient, **fields: Any) -> tuple[str, str]:
-    answer = await client.post(CHAT, json={**HI, **fields})
-    assert answer.status_code == 400, answer.text
+async def refusal(client: AppClient, **fields: Any) -> tuple[str, str]:
+    answer = await client.ask(CHAT, {**HI, **fields}, 400)
     error = answer.json()["error"]
     return error["param"], error["message"]
 

@@ -8,7 +8,7 @@ from deployments.contract.messages import Tool
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import every
-from tests.serve_app.apps import Client, client_of
+from tests.serve_app.apps import AppClient, Client, client_of
 from tests.serve_app.fakes import FakeBackend
 
 CHAT = "/v1/chat/completions"
@@ -34,11 +34,8 @@ def tool(name: str = "f", **fields: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **fields}}
 
 
-async def refusal(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
-    answer = await client.post(CHAT, json={**HI, **fields})
-    assert answer.status_code == 400, answer.json()
-    error: dict[str, Any] = answer.json()["error"]
-    return error
+async def refusal(client: AppClient, **fields: Any) -> Any:
+    return (await client.ask(CHAT, {**HI, **fields}, 400)).json()["error"]
 
 
 async def test_tools_reach_the_replica_unchanged(client: Client) -> None:
