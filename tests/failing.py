@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 
-def failing(error: Exception) -> Callable[..., NoReturn]:
+def failing(error: BaseException) -> Callable[..., NoReturn]:
     """Return a function that raises this error, whatever it is called with."""
 
     def fail(*_: object, **__: object) -> NoReturn:

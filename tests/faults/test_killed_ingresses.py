@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from itertools import count
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -16,20 +15,14 @@ import httpx
 import pytest
 
 from deployments.text_generator import TextGenerator
+from tests.faults import test_lost_at_each_token
 from tests.faults.ingress_process import Ingress, context, listening_replica
 from tests.faults.resuming_client import ResumingClient, essence
 from tests.measured import Record
 from tests.serve_app.local_replica import local_generator
 
-FOLDER = Path(__file__).resolve().parents[2] / "models/pydoc-chat"
 NUM_TOKENS = 120
-TEXT: dict[str, Any] = {
-    "model": "m",
-    "messages": [{"role": "user", "content": "What does os.path.join do?"}],
-    "max_tokens": NUM_TOKENS,
-    "ignore_eos": True,
-    "temperature": 0,
-}
+TEXT = {**test_lost_at_each_token.TEXT, "max_tokens": NUM_TOKENS}
 SEEDED: dict[str, Any] = {**TEXT, "temperature": 1.2, "seed": 7}
 ROWS: dict[str, Any] = {
     "type": "object",
@@ -51,7 +44,9 @@ KILLS_OF_EACH = 4
 
 @pytest.fixture(scope="module")
 def generator() -> Iterator[TextGenerator]:
-    with local_generator(FOLDER, max_model_len=384, max_num_seqs=32) as made:
+    with local_generator(
+        test_lost_at_each_token.FOLDER, max_model_len=384, max_num_seqs=32
+    ) as made:
         yield made
 
 

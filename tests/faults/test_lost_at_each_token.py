@@ -7,7 +7,7 @@ after which the stream is a suspect, and the others are graceful stops.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ import pytest
 from PIL import Image
 
 from deployments.text_generator import TextGenerator
-from serve_app.config import AppConfig
-from tests.faults.cut_replicas import Cut, Cuts, client_of_all, two_replicas
+from tests.faults.cut_replicas import Cut, Cuts, two_replicas
 from tests.images import data_uri
 from tests.serve_app.sse_decoder import SseDecoder, events_of
 
@@ -99,24 +98,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def cuts() -> Cuts:
-    return Cuts()
-
-
-@pytest.fixture(scope="module")
 def replicas(cuts: Cuts) -> Iterator[list[TextGenerator]]:
     # Without shared prefixes, the number of cached tokens does not depend on earlier requests.
     with two_replicas(
         FOLDER, cuts, max_model_len=384, max_num_seqs=16, prefix_caching=False
     ) as made:
         yield made
-
-
-@pytest.fixture
-async def client(replicas: list[TextGenerator]) -> AsyncIterator[httpx.AsyncClient]:
-    config = AppConfig.model_validate({"models": [{"id": "m", "source": "nowhere"}]})
-    async with client_of_all(replicas, config) as client:
-        yield client
 
 
 def cuts_of_run(number: int, num_runs: int = NUM_RUNS) -> list[Cut]:

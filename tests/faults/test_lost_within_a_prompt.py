@@ -5,7 +5,7 @@ sends what is missing, so each position arrives exactly once.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -13,8 +13,7 @@ import httpx
 import pytest
 
 from deployments.text_generator import TextGenerator
-from serve_app.config import AppConfig
-from tests.faults.cut_replicas import Cut, Cuts, client_of_all, two_replicas
+from tests.faults.cut_replicas import Cut, Cuts, two_replicas
 from tests.faults.test_lost_at_each_token import FOLDER
 from tests.serve_app.sse_decoder import events_of
 
@@ -34,23 +33,11 @@ IDS = count()
 
 
 @pytest.fixture(scope="module")
-def cuts() -> Cuts:
-    return Cuts()
-
-
-@pytest.fixture(scope="module")
 def replicas(cuts: Cuts) -> Iterator[list[TextGenerator]]:
     with two_replicas(
         FOLDER, cuts, max_model_len=128, max_num_seqs=4, max_batched_tokens=8
     ) as made:
         yield made
-
-
-@pytest.fixture
-async def client(replicas: list[TextGenerator]) -> AsyncIterator[httpx.AsyncClient]:
-    config = AppConfig.model_validate({"models": [{"id": "m", "source": "nowhere"}]})
-    async with client_of_all(replicas, config) as client:
-        yield client
 
 
 def assert_the_same(found: dict[str, Any], undisturbed: dict[str, Any]) -> None:

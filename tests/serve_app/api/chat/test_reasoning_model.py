@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from tokenizers import AddedToken
@@ -54,7 +53,7 @@ def generator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextGenerato
 
 
 @pytest.fixture
-async def client(generator: TextGenerator, config: AppConfig) -> AsyncIterator[httpx.AsyncClient]:
+async def client(generator: TextGenerator, config: AppConfig) -> AsyncIterator[AppClient]:
     async with local_client(generator, config) as client:
         yield client
 
@@ -74,9 +73,7 @@ async def test_the_replica_finds_its_marks_and_the_template_s_parameters(
 
 
 @pytest.mark.parametrize("begin", [True, False])
-async def test_reasoning_is_separated_streamed_or_whole(
-    client: httpx.AsyncClient, begin: bool
-) -> None:
+async def test_reasoning_is_separated_streamed_or_whole(client: AppClient, begin: bool) -> None:
     bias = {**ASK["logit_bias"], **({} if begin else {str(START): 10})}
     fields = {"chat_template_kwargs": {"begin": begin}, "logit_bias": bias}
     num_reasoned = 0
@@ -96,7 +93,7 @@ async def test_reasoning_is_separated_streamed_or_whole(
     assert num_reasoned
 
 
-async def test_with_reasoning_off_all_of_the_answer_is_content(client: httpx.AsyncClient) -> None:
+async def test_with_reasoning_off_all_of_the_answer_is_content(client: AppClient) -> None:
     told = await whole(client, chat_template_kwargs={"enable_thinking": False})
     assert "reasoning_content" not in told["choices"][0]["message"]
     assert told["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
@@ -115,7 +112,7 @@ async def test_with_reasoning_off_all_of_the_answer_is_content(client: httpx.Asy
     [({"begin": True}, True), ({}, None), ({"enable_thinking": False}, False)],
 )
 async def test_the_content_is_valid_by_the_schema_after_any_reasoning(
-    client: httpx.AsyncClient, kwargs: dict[str, Any], reasons: bool | None
+    client: AppClient, kwargs: dict[str, Any], reasons: bool | None
 ) -> None:
     bias = {**ASK["logit_bias"], str(START): 2, str(END): 6}
     for seed in range(6):
@@ -137,7 +134,7 @@ async def test_the_content_is_valid_by_the_schema_after_any_reasoning(
 
 
 @pytest.mark.parametrize("route", ["/tokenize", "/text-generation"])
-async def test_a_plain_prompt_has_no_template_to_set(client: httpx.AsyncClient, route: str) -> None:
+async def test_a_plain_prompt_has_no_template_to_set(client: AppClient, route: str) -> None:
     body = {"prompt": "hi", "chat_template_kwargs": {"begin": True}}
     answer = await client.post(route, json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template_kwargs")
@@ -146,7 +143,7 @@ async def test_a_plain_prompt_has_no_template_to_set(client: httpx.AsyncClient, 
 
 
 async def test_ghsa_69j4_grxj_j64p_what_the_template_does_not_read_is_refused_and_nothing_runs(
-    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    client: AppClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Whatever is rendered or generated is a 500 now.
     monkeypatch.delattr(AsyncEngine, "running")

@@ -2,7 +2,6 @@ import asyncio
 from math import inf
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from fastapi import FastAPI
@@ -13,7 +12,7 @@ from deployments.contract.errors import (
     ReplicaUnavailableError,
 )
 from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
-from tests.serve_app.apps import Client
+from tests.serve_app.apps import AppClient, Client
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock
 from tests.serve_app.sse_decoder import events_of, stream_events
@@ -48,7 +47,7 @@ def usage(num_prompt_tokens: int, num_tokens: int, num_cached_tokens: int = 0) -
     }
 
 
-async def chunks_of(client: httpx.AsyncClient, **fields: Any) -> list[Any]:
+async def chunks_of(client: AppClient, **fields: Any) -> list[Any]:
     return await stream_events(client, CHAT, {**HI, **fields})
 
 

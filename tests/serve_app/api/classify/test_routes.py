@@ -4,7 +4,6 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
@@ -38,7 +37,7 @@ def app(
 
 
 @pytest.fixture
-async def strict_client(classifier: FakeClassifier) -> AsyncIterator[httpx.AsyncClient]:
+async def strict_client(classifier: FakeClassifier) -> AsyncIterator[AppClient]:
     """Yield a client of an application with low limits."""
     limits = {"max_num_texts": 3, "max_num_pieces": 4, "max_prompt_bytes": 40}
     config = AppConfig.model_validate(
@@ -294,7 +293,7 @@ OVER_A_LIMIT: list[tuple[dict[str, Any], str, str]] = [
 
 
 async def test_a_request_over_a_limit_is_refused_by_the_limit_s_name(
-    strict_client: httpx.AsyncClient, classifier: FakeClassifier
+    strict_client: AppClient, classifier: FakeClassifier
 ) -> None:
     for case in every(OVER_A_LIMIT):
         with case as (fields, limit, param):
@@ -304,7 +303,7 @@ async def test_a_request_over_a_limit_is_refused_by_the_limit_s_name(
             assert classifier.requests == []
 
 
-async def test_a_request_at_its_limits_is_served(strict_client: httpx.AsyncClient) -> None:
+async def test_a_request_at_its_limits_is_served(strict_client: AppClient) -> None:
     bodies: list[dict[str, object]] = [
         {"input": ["a"] * 3},
         {"input": "é" * 20},

@@ -1,14 +1,13 @@
 import asyncio
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from fastapi import FastAPI
 
 from deployments.contract.errors import GenerationFailedError, OverloadedError
 from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
-from tests.serve_app.apps import Client
+from tests.serve_app.apps import AppClient, Client
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.sse_decoder import stream_events
@@ -18,7 +17,7 @@ HI: dict[str, Any] = {"model": "m", "prompt": "hi"}
 BYE: list[Step] = [[TextDelta((21, 22), "Bye")], [TextDelta((23,), ".", FinishReason.LENGTH)]]
 
 
-async def chunks_of(client: httpx.AsyncClient, **fields: Any) -> list[Any]:
+async def chunks_of(client: AppClient, **fields: Any) -> list[Any]:
     return await stream_events(client, PATH, {**HI, **fields})
 
 

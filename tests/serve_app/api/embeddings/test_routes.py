@@ -4,7 +4,6 @@ import base64
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI
@@ -111,7 +110,7 @@ def test_an_answer_is_written_text_by_text() -> None:
 
 async def test_an_answer_that_would_be_too_long_is_refused_before_the_model_is_asked(
     client: Client,
-    matryoshka: httpx.AsyncClient,
+    matryoshka: AppClient,
     embedder: FakeEmbedder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -157,14 +156,12 @@ async def test_only_what_the_model_s_files_say_may_be_asked_for(client: Client, 
 
 
 @pytest.fixture
-async def matryoshka() -> AsyncIterator[httpx.AsyncClient]:
+async def matryoshka() -> AsyncIterator[AppClient]:
     async with client_of(make_app(FakeBackend(), embedder=FakeEmbedder("e", (2, 3)))) as client:
         yield client
 
 
-async def test_dimensions_cut_vectors_and_normalize_them_again(
-    matryoshka: httpx.AsyncClient,
-) -> None:
+async def test_dimensions_cut_vectors_and_normalize_them_again(matryoshka: AppClient) -> None:
     (found,) = (await embedded(matryoshka, "aaabbbbccd", dimensions=2))["data"]
     assert found["embedding"] == pytest.approx([0.6, 0.8])
     (whole,) = (await embedded(matryoshka, "aaabbbbccd", dimensions=WIDTH))["data"]
@@ -173,7 +170,7 @@ async def test_dimensions_cut_vectors_and_normalize_them_again(
     assert zero["embedding"] == [0, 0]
 
 
-async def test_other_dimensions_are_refused(matryoshka: httpx.AsyncClient, client: Client) -> None:
+async def test_other_dimensions_are_refused(matryoshka: AppClient, client: Client) -> None:
     error = await refused(matryoshka, dimensions=1)
     assert error["param"] == "dimensions"
     assert error["message"].endswith("choose from 2, 3, 4.")

@@ -28,6 +28,8 @@ UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnect
 BREAKS = (700, 1500, 333, 0, 2100)
 """How many bytes each connection carries from the server before it breaks; later ones don't."""
 
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("language", COMMANDS)]
+
 
 @asynccontextmanager
 async def breaking_before(port: int, breaks: Sequence[int]) -> AsyncIterator[tuple[int, list[int]]]:
@@ -70,8 +72,8 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.write(data)
 
 
-async def run_snippet(language: str, port: int) -> tuple[int | None, str, str]:
-    """Run the page's snippet against a port; return its status, output and errors."""
+async def run_snippet(language: str, port: int, status: int = 0) -> str:
+    """Run the page's snippet against a port; return its errors, if it wrote the whole text."""
     code = code_of(SECTION, language, f"http://{LOCALHOST}:{port}").replace("pydoc-chat", "m")
     run = await asyncio.create_subprocess_exec(
         *COMMANDS[language],
@@ -83,71 +85,48 @@ async def run_snippet(language: str, port: int) -> tuple[int | None, str, str]:
     )
     async with asyncio.timeout(DEADLINE_S):
         told, errors = await run.communicate()
-    return run.returncode, told.decode(), errors.decode()
+    assert run.returncode == status, errors.decode()
+    assert told.decode() == TEXT
+    return errors.decode()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
     install(FOLDER)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("language", COMMANDS)
+@pytest.fixture
+async def port(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    async with on_uvicorn(app, monkeypatch) as port:
+        yield port
+
+
 async def test_a_snippet_gets_the_whole_answer_once(
-    app: FastAPI,
-    backend: FakeBackend,
-    monkeypatch: pytest.MonkeyPatch,
-    language: str,
+    port: int, backend: FakeBackend, language: str
 ) -> None:
     backend.steps = [
         *([TextDelta((at,), piece)] for at, piece in enumerate(TEXT)),
         [TextDelta((0,), "", FinishReason.STOP)],
     ]
-    async with (
-        on_uvicorn(app, monkeypatch) as port,
-        breaking_before(port, BREAKS) as (breaking_port, left),
-    ):
-        status, told, errors = await run_snippet(language, breaking_port)
-    assert status == 0, errors
-    assert told == TEXT
+    async with breaking_before(port, BREAKS) as (breaking_port, left):
+        await run_snippet(language, breaking_port)
     assert left == []
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("language", COMMANDS)
 async def test_a_snippet_reads_on_through_pings_and_a_move(
-    app: FastAPI,
-    backend: FakeBackend,
-    clock: FakeClock,
-    monkeypatch: pytest.MonkeyPatch,
-    language: str,
+    port: int, backend: FakeBackend, clock: FakeClock, language: str
 ) -> None:
     pings, middle = Pinged(clock, 4), len(TEXT) // 2
     backend.scripts = [
         [pings, [TextDelta((1,), TEXT[:middle])], pings, ReplicaUnavailableError("gone")],
         [pings, [TextDelta((2,), TEXT[middle:], FinishReason.STOP)]],
     ]
-    async with on_uvicorn(app, monkeypatch) as port:
-        status, told, errors = await run_snippet(language, port)
-    assert status == 0, errors
-    assert told == TEXT
+    await run_snippet(language, port)
     assert clock.num_woken == 12
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("language", COMMANDS)
 async def test_a_snippet_ends_with_the_stream_s_error(
-    app: FastAPI,
-    backend: FakeBackend,
-    monkeypatch: pytest.MonkeyPatch,
-    language: str,
+    port: int, backend: FakeBackend, language: str
 ) -> None:
     backend.steps = [[TextDelta((1,), TEXT)], GenerationFailedError("The model is broken.")]
-    async with on_uvicorn(app, monkeypatch) as port:
-        status, told, errors = await run_snippet(language, port)
-    assert status == 1
-    assert told == TEXT
-    assert "The model is broken." in errors
+    assert "The model is broken." in await run_snippet(language, port, status=1)

@@ -1,7 +1,6 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import pytest
 
 from deployments.contract.messages import Tool
@@ -142,7 +141,7 @@ async def test_with_tool_choice_none_the_prompt_describes_no_tools(client: Clien
 
 
 @pytest.fixture
-async def plain_client(config: AppConfig) -> AsyncIterator[httpx.AsyncClient]:
+async def plain_client(config: AppConfig) -> AsyncIterator[AppClient]:
     async with client_of(build_app(AppParts(config, {"m": FakeBackend()}))) as client:
         yield client
 
@@ -161,7 +160,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "
     ],
 )  # fmt: skip
 async def test_a_model_whose_template_does_not_support_tools_refuses_them(
-    plain_client: httpx.AsyncClient, fields: dict[str, Any], param: str
+    plain_client: AppClient, fields: dict[str, Any], param: str
 ) -> None:
     error = await refusal(plain_client, **fields)
     assert error["param"] == param

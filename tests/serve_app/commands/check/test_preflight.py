@@ -1,7 +1,6 @@
 import json
 import shutil
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,21 +22,32 @@ from serve_app.placement import Node
 from tests.failing import failing
 
 ROOT = Path(__file__).resolve().parents[4]
-Run = Callable[..., bool]
+
+
+class Run:
+    """Checks the shipped file with another port and other keys."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._file = folder / "serve_config.yaml"
+        self._capsys = capsys
+
+    def __call__(self, port: int, **top: object) -> bool:
+        document = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+        document["http_options"]["port"] = port
+        self._file.write_text(yaml.safe_dump({**document, **top}))
+        return check_file(str(self._file), Depth.START)
+
+    def error(self, port: int, **top: object) -> str:
+        """Return the one line by which a file is refused."""
+        assert not self(port, **top)
+        error = self._capsys.readouterr().err
+        assert error.count("\n") == 1
+        return error
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Return a function that checks the shipped file with this port."""
-
-    def run(port: int, **top: object) -> bool:
-        document = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
-        document["http_options"]["port"] = port
-        path = tmp_path / "serve_config.yaml"
-        path.write_text(yaml.safe_dump({**document, **top}))
-        return check_file(str(path), Depth.START)
-
-    return run
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(tmp_path, capsys)
 
 
 @pytest.fixture
@@ -49,23 +59,15 @@ def taken() -> socket.socket:
     return listener
 
 
-def test_a_used_port_is_reported_in_one_line(
-    run: Run, taken: socket.socket, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_used_port_is_reported_in_one_line(run: Run, taken: socket.socket) -> None:
     port = taken.getsockname()[1]
     with taken:
-        assert not run(port)
-    error = capsys.readouterr().err
-    assert f"{port} is in use on 127.0.0.1" in error
-    assert error.count("\n") == 1
+        assert f"{port} is in use on 127.0.0.1" in run.error(port)
     assert is_free("127.0.0.1", port)
 
 
 def test_ports_that_are_set_for_haproxy_s_mode_must_be_free_too(
-    run: Run,
-    taken: socket.socket,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    run: Run, taken: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, *ports = free_ports(1 + len(HAPROXY_PORTS))
     for variable, port in zip(HAPROXY_PORTS, ports, strict=True):
@@ -74,68 +76,51 @@ def test_ports_that_are_set_for_haproxy_s_mode_must_be_free_too(
     with taken:
         assert run(ours)
         monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
-        assert not run(ours)
-    error = capsys.readouterr().err
-    assert error.startswith("RAY_SERVE_HAPROXY_STATS_PORT: ")
-    assert error.count("\n") == 1
+        assert run.error(ours).startswith("RAY_SERVE_HAPROXY_STATS_PORT: ")
     assert run(ours)
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "2001:db8::7", "no-such-host.invalid"])
-def test_a_host_of_another_machine_is_reported_in_one_line(
-    run: Run, host: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_host_of_another_machine_is_reported_in_one_line(run: Run, host: str) -> None:
     (port,) = free_ports(1)
     args = {
         "models": [{"id": "m", "source": "models/pydoc-chat"}],
         "auth": {"allow_anonymous": True},
     }
     applications = [{"import_path": BUILDER, "args": args}]
-    assert not run(port, http_options={"host": host, "port": port}, applications=applications)
-    error = capsys.readouterr().err
+    error = run.error(port, http_options={"host": host, "port": port}, applications=applications)
     assert f"http_options.host: {host!r} is no address of this machine, which has " in error
     assert "127.0.0.1" in error
-    assert error.count("\n") == 1
 
 
 def test_a_port_of_the_administrator_is_reported_in_one_line(
-    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "is_free", failing(PermissionError()))
-    assert not run(80)
-    error = capsys.readouterr().err
-    assert "http_options.port: the system lets only its administrator listen on 80" in error
-    assert error.count("\n") == 1
+    assert "http_options.port: the system lets only its administrator listen on 80" in run.error(80)
 
 
 def test_haproxy_s_other_ports_differ_from_the_server_s(
-    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in HAPROXY_PORTS:
         monkeypatch.delenv(variable, raising=False)
     (port,) = free_ports(1)
     monkeypatch.setenv("RAY_SERVE_HAPROXY_STATS_PORT", str(port))
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
-    assert not run(port)
-    assert capsys.readouterr().err.startswith("RAY_SERVE_HAPROXY_STATS_PORT: ")
+    assert run.error(port).startswith("RAY_SERVE_HAPROXY_STATS_PORT: ")
 
 
 @pytest.mark.parametrize("value", ["stats", "", "-1", "0", "65536", "8404.0", "²"])
 def test_a_variable_that_is_no_port_is_reported_in_one_line(
-    run: Run,
-    value: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    run: Run, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in HAPROXY_PORTS:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("RAY_SERVE_HAPROXY_STATS_PORT", value)
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
     (port,) = free_ports(1)
-    assert not run(port)
-    error = capsys.readouterr().err
-    assert error.startswith(f"RAY_SERVE_HAPROXY_STATS_PORT: {value!r} is not a port")
-    assert error.count("\n") == 1
+    assert run.error(port).startswith(f"RAY_SERVE_HAPROXY_STATS_PORT: {value!r} is not a port")
 
 
 def test_https_is_refused_in_haproxy_s_mode_and_without_its_files(
@@ -150,20 +135,19 @@ def test_https_is_refused_in_haproxy_s_mode_and_without_its_files(
     http |= {"ssl_keyfile": str(key), "ssl_certfile": str(certificate)}
     monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY", raising=False)
     key.touch()
-    assert not run(port, http_options=http)
-    assert f"http_options.ssl_certfile: '{certificate}' is no file" in capsys.readouterr().err
+    assert f"http_options.ssl_certfile: '{certificate}' is no file" in run.error(
+        port, http_options=http
+    )
     certificate.touch()
     assert run(port, http_options=http), capsys.readouterr().err
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
-    assert not run(port, http_options=http)
-    assert "http_options.ssl_certfile: HAProxy's mode has no HTTPS" in capsys.readouterr().err
+    assert "http_options.ssl_certfile: HAProxy's mode has no HTTPS" in run.error(
+        port, http_options=http
+    )
 
 
-def test_a_wrong_file_is_refused_before_anything_else(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert not run(1, proxy_lokation="EveryNode")
-    assert "proxy_lokation" in capsys.readouterr().err
+def test_a_wrong_file_is_refused_before_anything_else(run: Run) -> None:
+    assert "proxy_lokation" in run.error(1, proxy_lokation="EveryNode")
 
 
 def test_in_a_check_the_server_that_the_file_is_for_may_have_the_port(
