@@ -1,6 +1,7 @@
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ class Gate:
     """Holds back the batches of a replica's model until it is opened."""
 
     def __init__(self, classifier: TextPooler, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.classifier = classifier
         self._model = classifier._placed.pooler._model
         self._stock = self._model.forward
         self._may_go_on = threading.Event()
@@ -83,6 +85,21 @@ class Gate:
 
     def open(self) -> None:
         self._may_go_on.set()
+
+    @asynccontextmanager
+    async def is_busy(self) -> AsyncIterator[None]:
+        """Let the model compute a text until the block ends; what is asked in it waits."""
+        running = asyncio.ensure_future(classified(self.classifier, "running"))
+        await self.wait_for_batch()
+        yield
+        self.open()
+        await running
+
+    async def queue(self, number: int, *texts: str) -> asyncio.Future[Pooled]:
+        """Ask for texts, and wait until so many requests wait to be computed."""
+        asked = asyncio.ensure_future(classified(self.classifier, *texts))
+        await until(lambda: len(self.classifier._queue._ready()) == number)
+        return asked
 
 
 @pytest.fixture
@@ -182,68 +199,53 @@ async def test_a_fault_of_ours_is_raised(
         await classifier.pool(ask("one"))
 
 
-async def test_requests_that_wait_while_the_device_is_busy_run_together(
-    classifier: TextPooler, gate: Gate
-) -> None:
-    first = asyncio.ensure_future(classified(classifier, "first"))
+async def test_requests_that_wait_while_the_device_is_busy_run_together(gate: Gate) -> None:
+    first = asyncio.ensure_future(classified(gate.classifier, "first"))
     await gate.wait_for_batch()
-    others = [asyncio.ensure_future(classified(classifier, f"{i}", "x")) for i in range(5)]
-    await until(lambda: len(classifier._queue._ready()) == 5)
+    others = [asyncio.ensure_future(classified(gate.classifier, f"{i}", "x")) for i in range(5)]
+    await until(lambda: len(gate.classifier._queue._ready()) == 5)
     gate.open()
     await asyncio.gather(first, *others)
     assert gate.batch_sizes == [1, 10]
 
 
-async def test_a_full_replica_refuses_and_says_when_to_retry(
-    classifier: TextPooler, gate: Gate
-) -> None:
-    classifier.reconfigure({"max_queued_requests": 1})
-    running = asyncio.ensure_future(classified(classifier, "running"))
-    await gate.wait_for_batch()
-    waiting = asyncio.ensure_future(classified(classifier, "waiting"))
-    await until(lambda: classifier._queue.num_waiting == 1)
-    refused = await classifier.pool(ask("one", "too", "many"))
-    assert isinstance(refused, Refused)
-    assert "max_queued_requests is 1" in str(refused.error)
-    assert (refused.error.retry_after_s or 0) >= 1
-    assert refused.replica_id == classifier._replica_id
-    classifier.reconfigure({"max_queued_requests": 2})
-    late = asyncio.ensure_future(classified(classifier, "late"))
-    await until(lambda: len(classifier._queue._ready()) == 2)
-    gate.open()
-    await asyncio.gather(running, waiting, late)
+async def test_a_full_replica_refuses_and_says_when_to_retry(gate: Gate) -> None:
+    gate.classifier.reconfigure({"max_queued_requests": 1})
+    async with gate.is_busy():
+        waiting = await gate.queue(1, "waiting")
+        refused = await gate.classifier.pool(ask("one", "too", "many"))
+        assert isinstance(refused, Refused)
+        assert "max_queued_requests is 1" in str(refused.error)
+        assert (refused.error.retry_after_s or 0) >= 1
+        assert refused.replica_id == gate.classifier._replica_id
+        gate.classifier.reconfigure({"max_queued_requests": 2})
+        late = await gate.queue(2, "late")
+    await asyncio.gather(waiting, late)
 
 
-async def test_waiting_tokens_are_bounded_too(classifier: TextPooler, gate: Gate) -> None:
-    classifier.reconfigure({"max_queued_tokens": 10})
-    running = asyncio.ensure_future(classified(classifier, "running"))
-    await gate.wait_for_batch()
-    waiting = asyncio.ensure_future(classified(classifier, "x" * 4))
-    await until(lambda: len(classifier._queue._ready()) == 1)
-    refused = await classifier.pool(ask("x" * 3))
-    assert isinstance(refused, Refused)
-    assert "6 tokens wait (max_queued_tokens is 10)" in str(refused.error)
-    refused = await classifier.pool(ask("x" * 9))
-    assert isinstance(refused, Refused)
-    assert isinstance(refused.error, InvalidRequestError)
-    assert "11 tokens" in str(refused.error)
-    gate.open()
-    await asyncio.gather(running, waiting)
+async def test_waiting_tokens_are_bounded_too(gate: Gate) -> None:
+    gate.classifier.reconfigure({"max_queued_tokens": 10})
+    async with gate.is_busy():
+        waiting = await gate.queue(1, "x" * 4)
+        refused = await gate.classifier.pool(ask("x" * 3))
+        assert isinstance(refused, Refused)
+        assert "6 tokens wait (max_queued_tokens is 10)" in str(refused.error)
+        refused = await gate.classifier.pool(ask("x" * 9))
+        assert isinstance(refused, Refused)
+        assert isinstance(refused.error, InvalidRequestError)
+        assert "11 tokens" in str(refused.error)
+    await waiting
 
 
-async def test_a_cancelled_request_leaves_the_queue(classifier: TextPooler, gate: Gate) -> None:
-    running = asyncio.ensure_future(classified(classifier, "running"))
-    await gate.wait_for_batch()
-    gone = asyncio.ensure_future(classified(classifier, "gone", "as well"))
-    await until(lambda: len(classifier._queue._ready()) == 1)
-    gone.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await gone
-    assert classifier._queue.num_waiting == 0
-    stays = asyncio.ensure_future(classified(classifier, "stays"))
-    await until(lambda: len(classifier._queue._ready()) == 1)
-    gate.open()
-    await asyncio.gather(running, stays)
+async def test_a_cancelled_request_leaves_the_queue(gate: Gate) -> None:
+    async with gate.is_busy():
+        gone = await gate.queue(1, "gone", "as well")
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        assert gate.classifier._queue.num_waiting == 0
+        stays = await gate.queue(1, "stays")
+    await stays
     assert gate.batch_sizes == [1, 1]
 
 
@@ -270,20 +272,17 @@ async def test_user_config_changes_how_requests_are_batched(
 
 
 async def test_a_replica_that_has_answered_everything_reports_that_it_is_idle(
-    classifier: TextPooler, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, int]] = []
 
     def observe_queue(*, num_running: int, num_waiting: int) -> None:
         seen.append((num_running, num_waiting))
 
-    monkeypatch.setattr(classifier._metrics, "observe_queue", observe_queue)
-    running = asyncio.ensure_future(classified(classifier, "running"))
-    await gate.wait_for_batch()
-    waiting = asyncio.ensure_future(classified(classifier, "waiting"))
-    await until(lambda: len(classifier._queue._ready()) == 1)
-    gate.open()
-    await asyncio.gather(running, waiting)
+    monkeypatch.setattr(gate.classifier._metrics, "observe_queue", observe_queue)
+    async with gate.is_busy():
+        waiting = await gate.queue(1, "waiting")
+    await waiting
     # The first may be of an earlier test's batch, which is recorded after it is answered.
     await until(lambda: seen[-1:] == [(0, 0)])
 
@@ -305,16 +304,12 @@ async def test_a_model_that_needs_special_tokens_or_takes_no_padding_is_served(
         made.__del__()
 
 
-async def test_a_healthy_replica_passes_its_check_idle_or_busy(
-    classifier: TextPooler, gate: Gate
-) -> None:
-    running = asyncio.ensure_future(classified(classifier, "running"))
-    await gate.wait_for_batch()
-    ping = asyncio.ensure_future(classifier.ping())
-    gate.open()
-    await asyncio.gather(running, ping)
+async def test_a_healthy_replica_passes_its_check_idle_or_busy(gate: Gate) -> None:
+    async with gate.is_busy():
+        ping = asyncio.ensure_future(gate.classifier.ping())
+    await ping
     for _ in range(2):
-        await classifier.check_health()
+        await gate.classifier.check_health()
 
 
 async def test_a_micro_batch_that_hangs_ends_the_requests_and_the_health(
@@ -386,20 +381,18 @@ def let_begin(classifier: TextPooler, told: list[PoolingEvent]) -> None:
     classifier._channels.go_aheads.give(started.number)
 
 
-async def test_suspects_are_classified_one_at_a_time_beside_other_texts(
-    classifier: TextPooler, gate: Gate
-) -> None:
+async def test_suspects_are_classified_one_at_a_time_beside_other_texts(gate: Gate) -> None:
     suspect = PoolingRequest("s", ("bad",), num_deaths=1)
-    first, second = (aiter(classifier.pool_suspect(suspect)) for _ in range(2))
-    let_begin(classifier, await anext(first))
+    first, second = (aiter(gate.classifier.pool_suspect(suspect)) for _ in range(2))
+    let_begin(gate.classifier, await anext(first))
     answer = asyncio.ensure_future(anext(first))
     await gate.wait_for_batch()
     waiting = asyncio.ensure_future(anext(second))
-    other = asyncio.ensure_future(classified(classifier, "good"))
-    await until(lambda: classifier._queue.num_waiting == 1)
+    other = asyncio.ensure_future(classified(gate.classifier, "good"))
+    await until(lambda: gate.classifier._queue.num_waiting == 1)
     assert not waiting.done()
     gate.open()
-    assert await answer == [await classified(classifier, "bad")]
+    assert await answer == [await classified(gate.classifier, "bad")]
     assert len((await other).texts) == 1
     async with asyncio.timeout(DEADLINE_S):
         assert isinstance((await waiting)[0], Started)
@@ -416,20 +409,20 @@ async def test_a_suspect_that_is_refused_is_told_so(classifier: TextPooler) -> N
 
 
 async def test_a_suspect_without_its_go_ahead_is_not_classified(
-    classifier: TextPooler, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(go_ahead, "TIMEOUT_S", 0.0)
     suspect = PoolingRequest("s", ("bad",), num_deaths=1)
     for _ in range(2):
-        found = [event async for (event,) in classifier.pool_suspect(suspect)]
+        found = [event async for (event,) in gate.classifier.pool_suspect(suspect)]
         assert [type(event) for event in found] == [Started]
-    assert classifier._queue.num_waiting == 0
+    assert gate.classifier._queue.num_waiting == 0
 
 
-async def test_an_operator_sees_what_a_classifier_has(classifier: TextPooler, gate: Gate) -> None:
-    asking = asyncio.ensure_future(classifier.pool(ask("a text")))
+async def test_an_operator_sees_what_a_classifier_has(gate: Gate) -> None:
+    asking = asyncio.ensure_future(gate.classifier.pool(ask("a text")))
     await gate.wait_for_batch()
-    report = await classifier.inspect()
+    report = await gate.classifier.inspect()
     gate.open()
     await asking
     assert (report.work.num_running, report.work.num_waiting) == (1, 0)

@@ -181,14 +181,15 @@ class Hanging:
 
         monkeypatch.setattr(self.inner, "step", hang)
         monkeypatch.setattr("deployments.compute.work_watch.ANSWER_S", 0.1)
+        self.engine = Observed(lambda: self.inner)
+        self.engine.start()
 
 
 async def test_a_step_that_hangs_fails_the_health_and_ends_the_streams(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hanging = Hanging(monkeypatch, max_step_s=0.0)
-    engine = Observed(lambda: hanging.inner)
-    engine.start()
+    engine = hanging.engine
     gains = Gains()
     with engine.running(endless("r"), gains.take):
         assert await asyncio.to_thread(hanging.hangs.wait, 60)
@@ -205,8 +206,7 @@ async def test_a_step_that_hangs_fails_the_health_and_ends_the_streams(
 
 async def test_a_long_step_is_no_reason_to_fail_the_health(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = Hanging(monkeypatch, max_step_s=1e9)
-    engine = Observed(lambda: hanging.inner)
-    engine.start()
+    engine = hanging.engine
     gains = Gains()
     with engine.running(endless("r"), gains.take):
         assert await asyncio.to_thread(hanging.hangs.wait, 60)
@@ -230,8 +230,7 @@ async def test_streams_of_an_engine_that_ends_may_be_resumed_elsewhere(engine: A
 
 async def test_a_block_that_ends_early_aborts_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = Hanging(monkeypatch, max_step_s=1e9)
-    engine = Observed(lambda: hanging.inner)
-    engine.start()
+    engine = hanging.engine
     with engine.running(endless("left"), Gains().take):
         assert await asyncio.to_thread(hanging.hangs.wait, 60)
     hanging.may_go_on.set()

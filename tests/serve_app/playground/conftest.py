@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser
 
-from tests.browser import launched, tab_of
-from tests.serve_app.playground.served_page import Models, Page, serving
+from tests.browser import launched
+from tests.serve_app.playground.served_page import Models, Page, opened
 
 IN_BROWSER = "test_browser_"
 
@@ -34,7 +34,6 @@ async def page(
     browser: Browser, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Page]:
     """Serve the page with the fakes; afterwards it must have been quiet."""
-    async with serving(models, monkeypatch) as url, tab_of(browser) as tab:
-        page = Page(tab, url)
+    async with opened(browser, models, monkeypatch) as page:
         yield page
         page.check_quiet()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from playwright.async_api import Locator
+from playwright.async_api import Browser, Locator
 
 from deployments.plan.replica_report import ReplicaReport
 from serve_app.backends.models.devices import DeviceSources
@@ -15,7 +15,7 @@ from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from serve_app.keys.api_keys import KeyRing
 from serve_app.metrics import IngressMetrics
-from tests.browser import Tab
+from tests.browser import Tab, tab_of
 from tests.replica_reports import cpu_report, gpu_report
 from tests.serve_app.fake_pooler import FakeClassifier, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend, FakeClock
@@ -72,6 +72,15 @@ async def serving(
         yield f"http://127.0.0.1:{port}"
 
 
+@asynccontextmanager
+async def opened(
+    browser: Browser, models: Models, monkeypatch: pytest.MonkeyPatch, keys: KeyRing | None = None
+) -> AsyncIterator["Page"]:
+    """Serve the application, and open a tab for its page."""
+    async with serving(models, monkeypatch, keys) as url, tab_of(browser) as tab:
+        yield Page(tab, url, models)
+
+
 def _asking(models: Models, model_id: str) -> Any:
     return lambda is_any_running: models.ask(model_id, is_any_running)
 
@@ -87,10 +96,17 @@ def _asleep(sleeper: Sleeper) -> dict[str, Any]:
 class Page:
     """The page as its user sees it."""
 
-    def __init__(self, tab: Tab, url: str) -> None:
+    def __init__(self, tab: Tab, url: str, models: Models | None = None) -> None:
         self.tab = tab
         self.url = url
         self.page = tab.page
+        self._models = models
+
+    @property
+    def models(self) -> Models:
+        """The fakes behind a page that no real server serves."""
+        assert self._models is not None
+        return self._models
 
     async def open(self, tab: str = "chat") -> None:
         """Open the page at one of its tabs, and wait until it is drawn."""

@@ -14,10 +14,9 @@ from deployments.contract.generation import GenerationRequest
 from deployments.contract.messages import ChatMessage, ImagePart, TextPart
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import ReasoningTokens
-from tests.browser import tab_of
 from tests.images import png
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
-from tests.serve_app.playground.served_page import Models, Page, serving
+from tests.serve_app.playground.served_page import Models, Page, opened
 
 
 def texts(request: GenerationRequest) -> list[str]:
@@ -43,9 +42,9 @@ def said(*texts: str) -> list[Step]:
     ]
 
 
-async def test_an_answer_streams_with_its_figures(page: Page, models: Models) -> None:
+async def test_an_answer_streams_with_its_figures(page: Page) -> None:
     more = asyncio.Event()
-    models.chat.steps = [[TextDelta((1,), "One ")], more, *said("two ", "three")]
+    page.models.chat.steps = [[TextDelta((1,), "One ")], more, *said("two ", "three")]
     await page.page.clock.install()
     await page.open()
     await page.ask("Count!")
@@ -61,18 +60,18 @@ async def test_an_answer_streams_with_its_figures(page: Page, models: Models) ->
     await expect(page.page.locator("#status")).to_contain_text("Answer: One two three")
 
 
-async def test_stop_frees_the_sequence_and_keeps_the_text(page: Page, models: Models) -> None:
-    models.chat.steps = [[TextDelta((1,), "As far as")], asyncio.Event()]
+async def test_stop_frees_the_sequence_and_keeps_the_text(page: Page) -> None:
+    page.models.chat.steps = [[TextDelta((1,), "As far as")], asyncio.Event()]
     await page.open()
     await page.ask("Go on and on")
     await page.says("As far as")
     await page.button("Stop").click()
-    await asyncio.wait_for(models.chat.streams[0].closed.wait(), 30)
+    await asyncio.wait_for(page.models.chat.streams[0].closed.wait(), 30)
     await expect(page.answer).to_contain_text("Stopped here")
     await expect(page.answer).to_contain_text("As far as")
 
 
-async def test_an_answer_can_be_had_again_and_a_question_edited(page: Page, models: Models) -> None:
+async def test_an_answer_can_be_had_again_and_a_question_edited(page: Page) -> None:
     await page.open()
     await page.ask("First")
     await page.is_done()
@@ -82,7 +81,7 @@ async def test_an_answer_can_be_had_again_and_a_question_edited(page: Page, mode
     await page.page.get_by_label("Edit the question").fill("Second")
     await page.button("Ask again").click()
     await page.is_done()
-    assert [texts(request) for request in models.chat.requests] == [
+    assert [texts(request) for request in page.models.chat.requests] == [
         ["First"],
         ["First"],
         ["Second"],
@@ -90,27 +89,23 @@ async def test_an_answer_can_be_had_again_and_a_question_edited(page: Page, mode
     assert await page.page.get_by_role("article", name="Question").count() == 1
 
 
-async def test_an_older_answer_that_is_had_again_stops_the_running_one(
-    page: Page, models: Models
-) -> None:
+async def test_an_older_answer_that_is_had_again_stops_the_running_one(page: Page) -> None:
     more = asyncio.Event()
-    models.chat.scripts = [HELLO, [[TextDelta((1,), "Half an")], more], said("Anew")]
+    page.models.chat.scripts = [HELLO, [[TextDelta((1,), "Half an")], more], said("Anew")]
     await page.open()
     await page.ask("First")
     await page.is_done()
     await page.ask("Second")
     await page.says("Half an")
     await page.button("Answer again").click()
-    await asyncio.wait_for(models.chat.streams[1].closed.wait(), 30)
+    await asyncio.wait_for(page.models.chat.streams[1].closed.wait(), 30)
     await page.is_done()
     await expect(page.answer).to_contain_text("Anew")
     await expect(page.button("Send")).to_be_visible()
-    assert texts(models.chat.requests[2]) == ["First"]
+    assert texts(page.models.chat.requests[2]) == ["First"]
 
 
-async def test_a_mistake_in_the_settings_changes_nothing_in_the_conversation(
-    page: Page, models: Models
-) -> None:
+async def test_a_mistake_in_the_settings_changes_nothing_in_the_conversation(page: Page) -> None:
     await page.open()
     await page.ask("First")
     await page.is_done()
@@ -127,10 +122,10 @@ async def test_a_mistake_in_the_settings_changes_nothing_in_the_conversation(
     await expect(page.page.get_by_label("Your message")).to_have_value("Second")
     await expect(page.page.get_by_role("article")).to_have_count(2)
     await expect(page.answer).to_contain_text("Hello, world!")
-    assert len(models.chat.requests) == 1
+    assert len(page.models.chat.requests) == 1
 
 
-async def test_settings_reach_the_request(page: Page, models: Models) -> None:
+async def test_settings_reach_the_request(page: Page) -> None:
     await page.open()
     fields = {
         "Temperature": "0.5",
@@ -146,7 +141,7 @@ async def test_settings_reach_the_request(page: Page, models: Models) -> None:
     await page.page.get_by_label("Stop at (one text a line)").fill("END\nFIN")
     await page.ask("Hello")
     await page.is_done()
-    (request,) = models.chat.requests
+    (request,) = page.models.chat.requests
     assert texts(request) == ["Be brief.", "Hello"]
     params = request.sampling
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 7, 0.1)
@@ -154,20 +149,18 @@ async def test_settings_reach_the_request(page: Page, models: Models) -> None:
     assert (params.presence_penalty, params.frequency_penalty) == (0.2, 0.3)
 
 
-async def test_a_schema_and_tools_reach_the_request_and_a_mistake_is_told(
-    page: Page, models: Models
-) -> None:
+async def test_a_schema_and_tools_reach_the_request_and_a_mistake_is_told(page: Page) -> None:
     await page.open()
     await page.page.locator("summary", has_text="JSON schema of the answer").click()
     schema = page.page.get_by_label("JSON schema of the answer, as JSON")
     await schema.fill("{")
     await page.ask("Hello")
     await expect(page.page.get_by_role("alert")).to_contain_text("The JSON schema is no JSON")
-    assert models.chat.requests == []
+    assert page.models.chat.requests == []
     await page.button("Insert an example").first.click()
     await page.ask("Hello")
     await page.is_done()
-    assert models.chat.requests[0].sampling.grammar is not None
+    assert page.models.chat.requests[0].sampling.grammar is not None
 
 
 async def test_a_call_is_shown_and_its_result_is_sent_back(
@@ -176,8 +169,7 @@ async def test_a_call_is_shown_and_its_result_is_sent_back(
     models = Models(FakeBackend(tool_call_format="hermes"))
     call = '<tool_call>\n{"name": "look_up", "arguments": {"name": "os.path"}}\n</tool_call>'
     models.chat.scripts = [said(call), said("It is a module.")]
-    async with serving(models, monkeypatch) as url, tab_of(browser) as tab:
-        page = Page(tab, url)
+    async with opened(browser, models, monkeypatch) as page:
         await page.open()
         await page.page.locator("summary", has_text="Tools").click()
         await page.button("Insert an example").last.click()
@@ -197,8 +189,7 @@ async def test_a_call_s_result_is_sent_again_after_an_answer_that_has_failed(
     models = Models(FakeBackend(tool_call_format="hermes"))
     call = '<tool_call>\n{"name": "look_up", "arguments": {"name": "os.path"}}\n</tool_call>'
     models.chat.scripts = [said(call), OverloadedError("The queue is full."), said("A module.")]
-    async with serving(models, monkeypatch) as url, tab_of(browser) as tab:
-        page = Page(tab, url)
+    async with opened(browser, models, monkeypatch) as page:
         await page.open()
         await page.page.locator("summary", has_text="Tools").click()
         await page.button("Insert an example").last.click()
@@ -211,10 +202,10 @@ async def test_a_call_s_result_is_sent_again_after_an_answer_that_has_failed(
         assert roles(models.chat.requests[2]) == ["user", "assistant", "tool", "user"]
 
 
-async def test_reasoning_stands_apart(page: Page, models: Models) -> None:
+async def test_reasoning_stands_apart(page: Page) -> None:
     reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
-    models.chat.description = replace(models.chat.description, reasoning=reasoning)
-    models.chat.steps = [
+    page.models.chat.description = replace(page.models.chat.description, reasoning=reasoning)
+    page.models.chat.steps = [
         [TextDelta((8, 1, 9), "<think>Let me see.</think>")],
         [TextDelta((2,), "It joins.", FinishReason.STOP)],
     ]
@@ -225,9 +216,7 @@ async def test_reasoning_stands_apart(page: Page, models: Models) -> None:
     await expect(page.answer.locator(":scope > .prose")).to_have_text("It joins.")
 
 
-async def test_a_picture_is_asked_about_by_picker_paste_and_drop(
-    page: Page, models: Models
-) -> None:
+async def test_a_picture_is_asked_about_by_picker_paste_and_drop(page: Page) -> None:
     picture = png(Image.new("RGB", (8, 8), "red"))
     await page.open()
     chooser = page.page.locator(".composer input[type=file]")
@@ -248,7 +237,7 @@ async def test_a_picture_is_asked_about_by_picker_paste_and_drop(
     await page.button("Remove picture 3").click()
     await page.ask("Which shapes?")
     await page.is_done()
-    (request,) = models.chat.requests
+    (request,) = page.models.chat.requests
     assert isinstance(request.prompt, tuple)
     (message,) = request.prompt
     assert isinstance(message, ChatMessage)
@@ -266,9 +255,7 @@ async def test_selected_text_can_be_dragged_into_the_message(page: Page) -> None
     await expect(page.page.get_by_label("Your message")).to_have_value("Hello, world!")
 
 
-async def test_text_files_are_attached_as_text_and_others_refused_in_words(
-    page: Page, models: Models
-) -> None:
+async def test_text_files_are_attached_as_text_and_others_refused_in_words(page: Page) -> None:
     await page.open()
     chooser = page.page.locator(".composer input[type=file]")
     await chooser.set_input_files(
@@ -281,7 +268,7 @@ async def test_text_files_are_attached_as_text_and_others_refused_in_words(
     )
     await page.ask("What does it do?")
     await page.is_done()
-    assert texts(models.chat.requests[0]) == ["a.py:\n\n```\nx = 1\n```\n\nWhat does it do?"]
+    assert texts(page.models.chat.requests[0]) == ["a.py:\n\n```\nx = 1\n```\n\nWhat does it do?"]
     question = page.page.get_by_role("article", name="Question")
     await question.get_by_text("a.py").click()
     await expect(question.get_by_role("region", name="a.py")).to_have_text("x = 1")

@@ -8,7 +8,7 @@ from playwright.async_api import Locator, expect
 
 from deployments.contract.output import FinishReason, TextDelta
 from tests.serve_app.fakes import HELLO
-from tests.serve_app.playground.served_page import Models, Page
+from tests.serve_app.playground.served_page import Page
 
 
 def listed(page: Page) -> Locator:
@@ -46,10 +46,10 @@ async def test_conversations_are_kept_found_renamed_and_deleted_with_undo(page: 
 
 
 async def test_nothing_is_lost_by_a_new_chat_or_a_closed_tab_while_an_answer_streams(
-    page: Page, models: Models
+    page: Page,
 ) -> None:
     held = asyncio.Event()
-    models.chat.scripts = [
+    page.models.chat.scripts = [
         [[TextDelta((1,), "Half an")], asyncio.Event()],
         HELLO,
         [[TextDelta((1,), "Three quarters")], held, [TextDelta((2,), ".", FinishReason.STOP)]],
@@ -60,7 +60,7 @@ async def test_nothing_is_lost_by_a_new_chat_or_a_closed_tab_while_an_answer_str
     # The tab is gone; its server notices, and another tab finds what had come.
     other = await page.page.context.new_page()
     await page.page.close()
-    await asyncio.wait_for(models.chat.streams[0].closed.wait(), 30)
+    await asyncio.wait_for(page.models.chat.streams[0].closed.wait(), 30)
     page.page = other
     await page.open()
     await page.button("More?", exact=False).first.click()
@@ -96,8 +96,8 @@ async def test_a_message_that_was_not_sent_is_in_the_next_page_only(page: Page) 
     await expect(page.page.get_by_label("Your message")).to_have_value("")
 
 
-async def test_an_edit_and_a_repeat_keep_the_other_versions(page: Page, models: Models) -> None:
-    models.chat.scripts = [
+async def test_an_edit_and_a_repeat_keep_the_other_versions(page: Page) -> None:
+    page.models.chat.scripts = [
         [[TextDelta((1,), text, FinishReason.STOP)]] for text in ("One.", "Two.", "Three.")
     ]
     await page.open()
@@ -162,10 +162,10 @@ async def test_conversations_travel_in_a_file(page: Page, tmp_path: Path) -> Non
     await page.says("Hello, world!")
 
 
-async def test_escape_in_the_list_leaves_an_answer_alone(page: Page, models: Models) -> None:
+async def test_escape_in_the_list_leaves_an_answer_alone(page: Page) -> None:
     more_comes = asyncio.Event()
     end = [TextDelta((2,), " end.", FinishReason.STOP)]
-    models.chat.steps = [[TextDelta((1,), "An")], more_comes, end]
+    page.models.chat.steps = [[TextDelta((1,), "An")], more_comes, end]
     await page.open()
     await page.ask("Long?")
     await page.says("An")
@@ -218,10 +218,8 @@ async def test_what_an_earlier_page_has_stored_is_there(page: Page) -> None:
     await page.says("Kept.")
 
 
-async def test_two_tabs_go_on_with_one_conversation_and_one_deletes_it(
-    page: Page, models: Models
-) -> None:
-    models.chat.scripts = [
+async def test_two_tabs_go_on_with_one_conversation_and_one_deletes_it(page: Page) -> None:
+    page.models.chat.scripts = [
         [[TextDelta((1,), text, FinishReason.STOP)]] for text in ("One.", "Two.")
     ]
     await page.open()

@@ -18,12 +18,12 @@ from tests.browser import tab_of
 from tests.raw_http import LOCALHOST
 from tests.serve_app.apps import ALICE, ring
 from tests.serve_app.fakes import HELLO
-from tests.serve_app.playground.served_page import Models, Page, serving
+from tests.serve_app.playground.served_page import Models, Page, opened, serving
 from tests.serve_app.test_sleeping_models import Sleeper
 
 
-async def test_a_full_server_says_when_to_try_again(page: Page, models: Models) -> None:
-    models.chat.scripts = [OverloadedError("The queue is full.", retry_after_s=3)]
+async def test_a_full_server_says_when_to_try_again(page: Page) -> None:
+    page.models.chat.scripts = [OverloadedError("The queue is full.", retry_after_s=3)]
     await page.open()
     await page.ask("Hello?")
     alert = page.answer.get_by_role("alert")
@@ -38,8 +38,7 @@ async def test_a_model_that_loads_is_shown_to_load(
 ) -> None:
     sleeper = Sleeper()
     models = Models(sleeper)
-    async with serving(models, monkeypatch) as url, tab_of(browser) as tab:
-        page = Page(tab, url)
+    async with opened(browser, models, monkeypatch) as page:
         await page.open()
         await page.ask("Hello?")
         await page.says("Loading m, 0 s so far.")
@@ -56,29 +55,31 @@ async def test_a_page_opened_while_a_model_loads_learns_when_it_is_ready_or_has_
     sleeper = Sleeper()
     sleeper.state = ServingState.DOWN
     models = Models(sleeper)
-    async with serving(models, monkeypatch) as url, tab_of(browser) as tab:
-        page = Page(tab, url)
-        await tab.page.clock.install()
+    async with opened(browser, models, monkeypatch) as page:
+        await page.page.clock.install()
         await page.open()
-        facts = tab.page.locator(".facts")
+        facts = page.page.locator(".facts")
         await expect(facts).to_contain_text("Stateloading")
-        await expect(tab.page.get_by_text("It is loading.")).to_be_visible()
+        await expect(page.page.get_by_text("It is loading.")).to_be_visible()
         sleeper.state, sleeper.message = ServingState.FAILED, "SomeError: no such folder"
-        await tab.page.clock.run_for(3_000)
+        await page.page.clock.run_for(3_000)
         await expect(facts).to_contain_text("Statefailed")
-        await expect(tab.page.get_by_text("It could not be started")).to_contain_text(
+        await expect(page.page.get_by_text("It could not be started")).to_contain_text(
             "no such folder"
         )
         sleeper.run()
-        await tab.page.clock.run_for(20_000)
+        await page.page.clock.run_for(20_000)
         await expect(facts).to_contain_text("Stateready")
         await expect(facts).to_contain_text("Context128 tokens")
-        await expect(tab.page.get_by_label("Temperature")).to_have_attribute("placeholder", "1")
+        await expect(page.page.get_by_label("Temperature")).to_have_attribute("placeholder", "1")
         page.check_quiet()
 
 
-async def test_an_error_in_mid_stream_keeps_what_had_arrived(page: Page, models: Models) -> None:
-    models.chat.steps = [[TextDelta((1,), "So far")], GenerationFailedError("The step has failed.")]
+async def test_an_error_in_mid_stream_keeps_what_had_arrived(page: Page) -> None:
+    page.models.chat.steps = [
+        [TextDelta((1,), "So far")],
+        GenerationFailedError("The step has failed."),
+    ]
     await page.open()
     await page.ask("Hello?")
     await expect(page.answer.get_by_role("alert")).to_contain_text("The step has failed.")
@@ -160,8 +161,7 @@ async def passed_on(port: int) -> AsyncIterator[tuple[int, Callable[[], None]]]:
 async def test_a_server_with_keys_asks_for_one_and_keeps_it_in_this_tab_only(
     browser: Browser, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving(models, monkeypatch, ring()) as url, tab_of(browser) as tab:
-        page = Page(tab, url)
+    async with opened(browser, models, monkeypatch, ring()) as page:
         await page.open()
         alert = page.page.get_by_role("alert")
         await expect(alert).to_contain_text("The server asks for a key.")
@@ -174,7 +174,7 @@ async def test_a_server_with_keys_asks_for_one_and_keeps_it_in_this_tab_only(
         await page.button("Use it").click()
         await page.ask("Hello?")
         await page.says("Hello, world!")
-        stored = await tab.evaluate("[JSON.stringify(localStorage), document.cookie]")
+        stored = await page.tab.evaluate("[JSON.stringify(localStorage), document.cookie]")
         assert ALICE not in "".join(stored)
         await page.page.get_by_text("Copy as code").click()
         code = page.page.get_by_role("region", name="curl code")
@@ -182,7 +182,7 @@ async def test_a_server_with_keys_asks_for_one_and_keeps_it_in_this_tab_only(
         assert ALICE not in await code.inner_text()
         await page.show("Live")
         await expect(page.page.get_by_role("alert")).to_contain_text("lacks the scope 'operate'")
-        assert tab.foreign(url, "data:") == []
+        assert page.tab.foreign(page.url, "data:") == []
 
 
 async def test_a_browser_that_blocks_site_data_shows_the_page_and_uses_the_key(

@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import expect
 
 from deployments.contract.output import FinishReason, TextDelta
-from tests.serve_app.playground.served_page import Models, Page
+from tests.serve_app.playground.served_page import Page
 
 SEEN = """
 (() => {
@@ -24,11 +24,9 @@ def paragraphs(first: int, number: int) -> list[TextDelta]:
     return [TextDelta((i,), f"Line {i}.\n\n") for i in range(first, first + number)]
 
 
-async def test_a_growing_answer_is_followed_until_its_reader_scrolls_up(
-    page: Page, models: Models
-) -> None:
+async def test_a_growing_answer_is_followed_until_its_reader_scrolls_up(page: Page) -> None:
     more = [asyncio.Event() for _ in range(3)]
-    models.chat.steps = [
+    page.models.chat.steps = [
         paragraphs(0, 40), more[0], paragraphs(40, 200), more[1], paragraphs(240, 40), more[2],
         paragraphs(280, 40), [TextDelta((1,), "The end.", FinishReason.STOP)],
     ]  # fmt: skip
@@ -57,7 +55,7 @@ async def test_a_growing_answer_is_followed_until_its_reader_scrolls_up(
     # A question that is asked far from the end is followed, too.
     await page.tab.evaluate("scrollTo(0, 0)")
     await expect(to_end).to_be_visible()
-    models.chat.steps = [paragraphs(0, 30), [TextDelta((1,), "Well.", FinishReason.STOP)]]
+    page.models.chat.steps = [paragraphs(0, 30), [TextDelta((1,), "Well.", FinishReason.STOP)]]
     await page.ask("Another one")
     await page.says("Well.")
     await page.tab.wait_for(SEEN)
@@ -65,7 +63,7 @@ async def test_a_growing_answer_is_followed_until_its_reader_scrolls_up(
 
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (1280, 720)])
 async def test_a_conversation_that_fits_does_not_scroll_the_page(
-    page: Page, models: Models, width: int, height: int
+    page: Page, width: int, height: int
 ) -> None:
     await page.page.set_viewport_size({"width": width, "height": height})
     await page.open()
@@ -78,11 +76,11 @@ async def test_a_conversation_that_fits_does_not_scroll_the_page(
         await expect(page.page.locator(".asked")).to_be_in_viewport(ratio=1)
         assert await page.tab.evaluate(IS_AT_TOP)
     # Nor does a long conversation before it.
-    models.chat.steps = [paragraphs(0, 60), [TextDelta((1,), "The end.", FinishReason.STOP)]]
+    page.models.chat.steps = [paragraphs(0, 60), [TextDelta((1,), "The end.", FinishReason.STOP)]]
     await page.ask_anew("A long answer, please")
     await page.tab.wait_for(SEEN)
     assert not await page.tab.evaluate(IS_AT_TOP)
-    models.chat.steps = [[TextDelta((1,), "Well.", FinishReason.STOP)]]
+    page.models.chat.steps = [[TextDelta((1,), "Well.", FinishReason.STOP)]]
     await page.ask_anew("And a short one")
     await expect(page.page.locator(".asked")).to_be_in_viewport(ratio=1)
     assert await page.tab.evaluate(IS_AT_TOP)

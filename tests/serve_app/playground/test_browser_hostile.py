@@ -93,11 +93,11 @@ def check_element(element: dict[str, Any]) -> None:
         assert attributes["target"] == "_blank"
 
 
-async def test_nothing_in_an_answer_runs_or_loads(page: Page, models: Models) -> None:
+async def test_nothing_in_an_answer_runs_or_loads(page: Page) -> None:
     await page.open()
     for case in every([*HOSTILE, "\n\n".join(HOSTILE)]):
         with case as text:
-            models.chat.steps = [*whole(text)]
+            page.models.chat.steps = [*whole(text)]
             await page.ask_anew("Say it")
             await expect(page.answer.locator(".prose")).not_to_be_empty()
             for element in await page.answer.locator(".prose").evaluate(INSPECT):
@@ -107,18 +107,18 @@ async def test_nothing_in_an_answer_runs_or_loads(page: Page, models: Models) ->
             page.check_quiet()
 
 
-async def test_what_is_shown_is_what_the_model_has_said(page: Page, models: Models) -> None:
+async def test_what_is_shown_is_what_the_model_has_said(page: Page) -> None:
     said = "<b>bold?</b> & &amp; <script>1</script>"
-    await answered(page, models, said)
+    await answered(page, page.models, said)
     await expect(page.answer.locator(".prose")).to_have_text("<b>bold?</b> & & <script>1</script>")
 
 
-async def test_markdown_is_shown_as_markdown(page: Page, models: Models) -> None:
+async def test_markdown_is_shown_as_markdown(page: Page) -> None:
     text = (
         "# Title\n\n- one\n- **two**\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\n"
         "```py\nx = 1\n```\n\n[link](https://example.org)"
     )
-    await answered(page, models, text)
+    await answered(page, page.models, text)
     prose = page.answer.locator(".prose")
     await expect(prose.locator("h3")).to_have_text("Title")
     await expect(prose.locator("li")).to_have_count(2)
@@ -137,10 +137,8 @@ FORMULAS = (
 )  # fmt: skip
 
 
-async def test_a_formula_is_drawn_with_its_fonts_and_can_do_no_harm(
-    page: Page, models: Models
-) -> None:
-    await answered(page, models, r"It is $\mathbb{R}^2$ or" "\n\n" r"$$\int_0^1 x\,dx$$")
+async def test_a_formula_is_drawn_with_its_fonts_and_can_do_no_harm(page: Page) -> None:
+    await answered(page, page.models, r"It is $\mathbb{R}^2$ or" "\n\n" r"$$\int_0^1 x\,dx$$")
     formulas = page.answer.locator(".formula")
     await expect(formulas).to_have_count(2)
     await expect(formulas.last.locator(".katex-display")).to_be_visible()
@@ -152,7 +150,7 @@ async def test_a_formula_is_drawn_with_its_fonts_and_can_do_no_harm(
     )
     page.check_quiet()
     await page.button("New chat").click()
-    await answered(page, models, "\n\n".join(f"${each}$" for each in FORMULAS) + "\n\n$end$")
+    await answered(page, page.models, "\n\n".join(f"${each}$" for each in FORMULAS) + "\n\n$end$")
     await page.answer.locator(".formula", has_text="end").wait_for()
     prose = page.answer.locator(".prose")
     assert await prose.locator("a, img, [id], .notice, [data-a]").count() == 0
@@ -163,16 +161,14 @@ async def test_a_formula_is_drawn_with_its_fonts_and_can_do_no_harm(
     assert not await page.is_wider_than_the_window()
 
 
-async def test_a_library_that_is_loaded_later_and_was_changed_does_not_run(
-    page: Page, models: Models
-) -> None:
+async def test_a_library_that_is_loaded_later_and_was_changed_does_not_run(page: Page) -> None:
     async def change(route: Route) -> None:
         answer = await route.fetch()
         await route.fulfill(response=answer, body=await answer.text() + "\nwindow.owned = 1;")
 
     for name in ("highlight.js", "katex.js"):
         await page.page.route(f"**/vendor/{name}", change)
-    await answered(page, models, "```py\nx = 1\n```\n\n$y$")
+    await answered(page, page.models, "```py\nx = 1\n```\n\n$y$")
     async with asyncio.timeout(DEADLINE_MS / 1000):
         while sum("integrity" in each for each in page.tab.complaints) < 2:
             await page.tab.evaluate("new Promise(requestAnimationFrame)")
@@ -183,10 +179,10 @@ async def test_a_library_that_is_loaded_later_and_was_changed_does_not_run(
 
 
 async def test_the_button_of_a_growing_block_of_code_copies_all_of_it_and_keeps_the_focus(
-    page: Page, models: Models
+    page: Page,
 ) -> None:
     more = asyncio.Event()
-    models.chat.steps = [
+    page.models.chat.steps = [
         [TextDelta((1,), "```py\nx = 1\n")], more, *whole("y = 2\n```\n"),
     ]  # fmt: skip
     await page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -229,12 +225,12 @@ HUGE = {
 }
 
 
-async def test_a_huge_answer_does_not_hold_up_the_page(page: Page, models: Models) -> None:
+async def test_a_huge_answer_does_not_hold_up_the_page(page: Page) -> None:
     await page.open()
     for case in every(HUGE.items()):
         with case as (_name, text):
             parts = [text[start : start + 50_000] for start in range(0, len(text), 50_000)]
-            models.chat.steps = [
+            page.models.chat.steps = [
                 *([TextDelta((i,), part)] for i, part in enumerate(parts)),
                 [TextDelta((0,), "", FinishReason.STOP)],
             ]
@@ -258,10 +254,10 @@ async def check_shown(page: Page, text: str) -> None:
         assert shown == len(text.encode("utf-16-le")) // 2
 
 
-async def test_right_to_left_text_and_marks_stay_in_their_box(page: Page, models: Models) -> None:
+async def test_right_to_left_text_and_marks_stay_in_their_box(page: Page) -> None:
     zalgo = "".join(letter + "\u0310\u0353\u0489" * 40 for letter in "zalgo")
     text = f"שלום עולם\n\n\u202eevil\u202c and left\n\n\u202e unclosed\n\n{zalgo}"
-    await answered(page, models, text)
+    await answered(page, page.models, text)
     prose = page.answer.locator(".prose")
     directions = await prose.evaluate(
         "(prose) => [...prose.children].map((each) => getComputedStyle(each).unicodeBidi)"
@@ -274,8 +270,8 @@ async def test_right_to_left_text_and_marks_stay_in_their_box(page: Page, models
     assert not await page.is_wider_than_the_window()
 
 
-async def test_hostile_names_of_calls_and_notices_are_text(page: Page, models: Models) -> None:
-    models.chat.steps = [*whole("<img src=x onerror=document.body.dataset.owned=1>")]
+async def test_hostile_names_of_calls_and_notices_are_text(page: Page) -> None:
+    page.models.chat.steps = [*whole("<img src=x onerror=document.body.dataset.owned=1>")]
     await page.open()
     await page.ask("<img src=x onerror=document.body.dataset.owned=1>")
     await page.is_done()

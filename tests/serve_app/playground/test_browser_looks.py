@@ -181,9 +181,7 @@ async def test_the_focus_stays_where_one_goes_on(page: Page) -> None:
         await expect(box).to_be_focused()
 
 
-async def test_shortcuts_are_listed_and_act_outside_of_text_boxes(
-    page: Page, models: Models
-) -> None:
+async def test_shortcuts_are_listed_and_act_outside_of_text_boxes(page: Page) -> None:
     await page.open()
     keys = page.page.keyboard
     await expect(page.page.get_by_label("Your message")).to_be_focused()
@@ -199,7 +197,7 @@ async def test_shortcuts_are_listed_and_act_outside_of_text_boxes(
     await expect(page.answer).to_contain_text("2 of 2")
     await page.is_done()
     await expect(page.button("Send")).to_be_visible()
-    assert len(models.chat.requests) == 2
+    assert len(page.models.chat.requests) == 2
     await expect(page.page.get_by_label("Your message")).to_be_focused()
     await keys.press("Escape")
     await expect(page.page.get_by_label("Your message")).not_to_be_focused()

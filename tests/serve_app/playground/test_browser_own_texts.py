@@ -10,7 +10,7 @@ from typing import Any
 from playwright.async_api import Route, expect
 
 from deployments.contract.output import FinishReason, TextDelta
-from tests.serve_app.playground.served_page import Models, Page
+from tests.serve_app.playground.served_page import Page
 
 TABLE = b'id,comment\n1,"all of this, is small"\n2,ALL OF THIS IS LARGE\n3,\n'
 
@@ -25,7 +25,7 @@ async def saved(page: Page, tmp_path: Path) -> list[list[str]]:
 
 
 async def test_own_texts_are_classified_with_a_threshold_and_saved(
-    page: Page, models: Models, tmp_path: Path
+    page: Page, tmp_path: Path
 ) -> None:
     await page.open("classify")
     await page.page.get_by_text("Many texts").click()
@@ -33,7 +33,7 @@ async def test_own_texts_are_classified_with_a_threshold_and_saved(
     await page.button("Classify").click()
     results = page.page.get_by_role("region", name="Results")
     await expect(results.get_by_role("row")).to_have_count(3)
-    assert models.classifier.requests[0].texts == ("small one", "LARGE ONE")
+    assert page.models.classifier.requests[0].texts == ("small one", "LARGE ONE")
     # A file takes the lines' place.
     await page.page.locator(".own input[type=file]").set_input_files(
         {"name": "a.csv", "mimeType": "text/csv", "buffer": TABLE}
@@ -65,7 +65,7 @@ async def test_a_classification_that_is_left_ends(page: Page) -> None:
         await page.page.get_by_text("One text, in pieces").click()
 
 
-async def test_own_texts_are_searched_and_saved(page: Page, models: Models, tmp_path: Path) -> None:
+async def test_own_texts_are_searched_and_saved(page: Page, tmp_path: Path) -> None:
     await page.open("search")
     await page.page.get_by_text("Your own texts").click()
     await page.page.get_by_label("Texts, one a line").fill("abc\ndad\nzzz")
@@ -79,12 +79,12 @@ async def test_own_texts_are_searched_and_saved(page: Page, models: Models, tmp_
     assert rows[1][0] == "abc"
     await page.page.get_by_label("Least similarity").fill("1.1")
     await expect(found.locator(".hits li")).to_have_count(0)
-    assert sum(len(request.texts) for request in models.embedder.requests) == 3 + 1
+    assert sum(len(request.texts) for request in page.models.embedder.requests) == 3 + 1
 
 
-async def test_a_base_model_goes_on_with_a_text_that_is_kept(page: Page, models: Models) -> None:
-    models.chat.description = replace(models.chat.description, has_chat_template=False)
-    models.chat.scripts = [
+async def test_a_base_model_goes_on_with_a_text_that_is_kept(page: Page) -> None:
+    page.models.chat.description = replace(page.models.chat.description, has_chat_template=False)
+    page.models.chat.scripts = [
         [[TextDelta((1,), text, FinishReason.STOP)]] for text in (" upon a time", " more")
     ]
     await page.open()
@@ -94,7 +94,7 @@ async def test_a_base_model_goes_on_with_a_text_that_is_kept(page: Page, models:
     await expect(text).to_have_value("Once upon a time")
     await page.button("Continue otherwise").click()
     await expect(text).to_have_value("Once more")
-    assert [request.prompt for request in models.chat.requests] == ["Once", "Once"]
+    assert [request.prompt for request in page.models.chat.requests] == ["Once", "Once"]
     await page.page.reload()
     await expect(text).to_have_value("Once more")
     await page.button("Undo").click()
@@ -102,10 +102,10 @@ async def test_a_base_model_goes_on_with_a_text_that_is_kept(page: Page, models:
     await expect(page.page.get_by_label("System prompt")).to_have_count(0)
 
 
-async def test_a_base_model_leaves_conversations_readable(page: Page, models: Models) -> None:
+async def test_a_base_model_leaves_conversations_readable(page: Page) -> None:
     await page.open()
     await page.ask_anew("Hello?")
-    models.chat.description = replace(models.chat.description, has_chat_template=False)
+    page.models.chat.description = replace(page.models.chat.description, has_chat_template=False)
     await page.page.reload()
     await page.says("Hello, world!")
     for name in ("Edit", "Answer again", "Send"):

@@ -17,7 +17,7 @@ from tests.browser import tab_of
 from tests.images import png
 from tests.replica_reports import gpu_report
 from tests.serve_app.fakes import FakeBackend, FakeStream, Step
-from tests.serve_app.playground.served_page import Models, Page, serving
+from tests.serve_app.playground.served_page import Models, Page, opened, serving
 from tests.serve_app.playground.test_browser_chat import texts
 from tests.serve_app.playground.test_code import printed_by
 from tests.serve_app.test_sleeping_models import Sleeper
@@ -104,10 +104,9 @@ async def test_a_model_that_sleeps_is_woken_by_a_button(
     monkeypatch.setattr(serving_states, "MEMORY_S", 0.0)
     sleeper = Sleeper()
     models = Models(sleeper)
-    async with serving(models, monkeypatch) as url, tab_of(browser) as tab:
-        page = Page(tab, url)
+    async with opened(browser, models, monkeypatch) as page:
         await page.open("live")
-        model = tab.page.get_by_role("region", name="m", exact=True)
+        model = page.page.get_by_role("region", name="m", exact=True)
         await expect(model).to_contain_text("asleep")
         await page.button("Wake m").locator("visible=true").click()
         await expect(model).to_contain_text("Waking m")
@@ -117,7 +116,7 @@ async def test_a_model_that_sleeps_is_woken_by_a_button(
         page.check_quiet()
 
 
-async def test_a_text_is_classified_in_pieces_with_a_legend(page: Page, models: Models) -> None:
+async def test_a_text_is_classified_in_pieces_with_a_legend(page: Page) -> None:
     await page.open("classify")
     await page.page.get_by_label("Text", exact=True).fill(TEXT)
     await page.page.get_by_label("Characters of a piece").fill("22")
@@ -145,13 +144,13 @@ async def test_a_text_is_classified_in_pieces_with_a_legend(page: Page, models: 
 
 
 async def test_a_search_embeds_the_entries_once_and_a_model_answers_about_the_best(
-    page: Page, models: Models
+    page: Page,
 ) -> None:
     await page.open("search")
     for query in ("abc", "dad"):
         await page.search(query)
         await expect(page.page.locator(".hits li")).to_have_count(8)
-    num_texts = sum(len(request.texts) for request in models.embedder.requests)
+    num_texts = sum(len(request.texts) for request in page.models.embedder.requests)
     assert num_texts == 6450 + 2
     await page.page.get_by_text("Copy as code").locator("visible=true").click()
     await expect(page.page.get_by_role("region", name="curl code")).to_contain_text('"dad"')
@@ -160,16 +159,14 @@ async def test_a_search_embeds_the_entries_once_and_a_model_answers_about_the_be
     await page.says("Hello, world!")
 
 
-async def test_a_new_search_stops_the_answer_about_the_one_before(
-    page: Page, models: Models
-) -> None:
-    models.chat.steps = [[TextDelta((1,), "It joins")], asyncio.Event()]
+async def test_a_new_search_stops_the_answer_about_the_one_before(page: Page) -> None:
+    page.models.chat.steps = [[TextDelta((1,), "It joins")], asyncio.Event()]
     await page.open("search")
     await page.search("abc")
     await page.button("Ask m: What does", exact=False).click()
     await page.says("It joins")
     await page.search("dad")
-    await asyncio.wait_for(models.chat.streams[0].closed.wait(), 30)
+    await asyncio.wait_for(page.models.chat.streams[0].closed.wait(), 30)
 
 
 async def test_a_search_that_fails_late_says_nothing_above_a_newer_one(page: Page) -> None:
@@ -200,17 +197,14 @@ async def test_tabs_without_a_model_say_so(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = Models(served="m")
-    async with serving(models, monkeypatch) as url, tab_of(browser) as tab:
-        page = Page(tab, url)
+    async with opened(browser, models, monkeypatch) as page:
         await page.open("classify")
         await expect(page.page.get_by_text("No model that classifies")).to_be_visible()
         await page.show("Search")
         await expect(page.page.get_by_text("No model that embeds texts")).to_be_visible()
 
 
-async def test_live_shows_replicas_and_counts_and_asks_only_while_it_is_seen(
-    page: Page, models: Models
-) -> None:
+async def test_live_shows_replicas_and_counts_and_asks_only_while_it_is_seen(page: Page) -> None:
     await page.page.clock.install()
     await page.open("live")
     table = page.page.get_by_role("region", name="Replicas of m")
@@ -226,7 +220,7 @@ async def test_live_shows_replicas_and_counts_and_asks_only_while_it_is_seen(
     await expect(page.page.get_by_role("img", name="Memory of m")).to_be_visible()
     # What changes is shown without a touch.
     busier = gpu_report("r1")
-    models.reports = {"m": (replace(busier, work=replace(busier.work, num_running=5)),)}
+    page.models.reports = {"m": (replace(busier, work=replace(busier.work, num_running=5)),)}
     await expect(running).to_contain_text("now 5")
     await page.show("Chat")
     seen = len(page.tab.requested)
@@ -238,9 +232,9 @@ async def test_live_shows_replicas_and_counts_and_asks_only_while_it_is_seen(
             await page.page.clock.run_for(3_000)
 
 
-async def test_live_counts_refusals(page: Page, models: Models) -> None:
+async def test_live_counts_refusals(page: Page) -> None:
     full = OverloadedError("The queue is full.")
-    models.chat.scripts = [full, full]
+    page.models.chat.scripts = [full, full]
     await page.open()
     for _ in range(2):
         await page.ask("Hello?")
@@ -270,9 +264,7 @@ def refused(replica: str, count: int) -> str:
     return f'vllm:admission_rejections_total{{model_name="m",replica="{replica}"}} {count}.0\n'
 
 
-async def test_what_a_tab_has_asked_is_shown_as_code_in_each_language(
-    page: Page, models: Models
-) -> None:
+async def test_what_a_tab_has_asked_is_shown_as_code_in_each_language(page: Page) -> None:
     await page.open("classify")
     await page.button("Classify").click()
     await page.page.get_by_text("Copy as code").locator("visible=true").click()
@@ -282,11 +274,11 @@ async def test_what_a_tab_has_asked_is_shown_as_code_in_each_language(
         code = page.page.get_by_role("region", name=f"{language} code")
         await expect(code).to_contain_text(words)
     assert "small" in await printed_by("bash", "-c", await code.inner_text())
-    first, again = models.classifier.requests
+    first, again = page.models.classifier.requests
     assert first.texts == again.texts
 
 
-async def test_curl_sends_a_picture_of_any_size(page: Page, models: Models, tmp_path: Path) -> None:
+async def test_curl_sends_a_picture_of_any_size(page: Page, tmp_path: Path) -> None:
     noise = Image.frombytes("RGB", (256, 256), random.Random(0).randbytes(3 * 256 * 256))
     await page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     await page.open()
@@ -302,5 +294,5 @@ async def test_curl_sends_a_picture_of_any_size(page: Page, models: Models, tmp_
     code.write_text(await page.tab.evaluate("navigator.clipboard.readText()"))
     assert code.stat().st_size > LONGEST_ARGUMENT
     assert "world" in await printed_by("bash", str(code))
-    first, again = models.chat.requests
+    first, again = page.models.chat.requests
     assert again.prompt == first.prompt
