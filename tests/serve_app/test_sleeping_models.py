@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from deployments.contract.descriptions import ModelDescription
 from deployments.contract.errors import (
@@ -20,7 +21,7 @@ from serve_app.backends.replicas.running_replicas import ReplicaFacts, RunningRe
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from serve_app.metrics import REJECTIONS, IngressMetrics
-from tests.serve_app.apps import CHAT, access_lines, client_of, question
+from tests.serve_app.apps import CHAT, AppClient, access_lines, question
 from tests.serve_app.fakes import FakeBackend, FakeClock, FakeStream
 from tests.serve_app.ingress_numbers import numbers
 
@@ -75,15 +76,24 @@ class Sleeper(FakeBackend):
         return self.description
 
 
-@pytest.fixture
-def sleeper() -> Sleeper:
-    return Sleeper()
+class Caller(AppClient):
+    """A client of an application that serves a sleeper as model `m`."""
+
+    def __init__(self, app: FastAPI, sleeper: Sleeper) -> None:
+        super().__init__(app)
+        self.sleeper = sleeper
+
+    async def wake(self, body: dict[str, object], path: str = CHAT) -> httpx.Response:
+        """Ask, and load the model once the request waits for it."""
+        asking = asyncio.ensure_future(self.post(path, json=body))
+        await waiting(self.sleeper, 1)
+        self.sleeper.loads.set()
+        return await asking
 
 
 @pytest.fixture
-async def client(
-    sleeper: Sleeper, clock: FakeClock, metrics: IngressMetrics
-) -> AsyncIterator[httpx.AsyncClient]:
+async def client(clock: FakeClock, metrics: IngressMetrics) -> AsyncIterator[Caller]:
+    sleeper = Sleeper()
     models = [{"id": "m", "source": "nowhere", "max_num_seqs": 1, "max_queued_requests": 1}]
     parts = AppParts(
         AppConfig.model_validate({"models": models}),
@@ -94,13 +104,8 @@ async def client(
         ask_states=sleeper.states,
         metrics=metrics,
     )
-    async with client_of(build_app(parts)) as client:
+    async with Caller(build_app(parts), sleeper) as client:
         yield client
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
 
 
 @pytest.fixture
@@ -114,14 +119,14 @@ async def waiting(sleeper: Sleeper, number: int) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_questions_leave_a_model_asleep(client: httpx.AsyncClient, sleeper: Sleeper) -> None:
+async def test_questions_leave_a_model_asleep(client: Caller) -> None:
     for path in ("/live", "/ready", "/health", "/v1/models", "/v1/models/m", "/version"):
         for _ in range(2):
             assert (await client.get(path)).status_code == 200, path
     (listed,) = (await client.get("/v1/models")).json()["data"]
     assert (listed["state"], listed["max_model_len"]) == ("asleep", 128)
-    assert sleeper.num_calls == sleeper.num_pings == sleeper.num_describes == 0
-    assert sleeper.num_file_reads == 1
+    assert client.sleeper.num_calls == client.sleeper.num_pings == client.sleeper.num_describes == 0
+    assert client.sleeper.num_file_reads == 1
 
 
 @pytest.mark.parametrize(
@@ -133,17 +138,10 @@ async def test_questions_leave_a_model_asleep(client: httpx.AsyncClient, sleeper
     ],
 )
 async def test_a_stream_tells_that_its_model_is_loaded_and_then_is_as_ever(
-    client: httpx.AsyncClient,
-    sleeper: Sleeper,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    body: dict[str, object],
+    client: Caller, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, object]
 ) -> None:
     monkeypatch.setattr(cold_start, "loading", lambda id_, waited_s: f"loading {id_}")
-    asking = asyncio.ensure_future(client.post(path, json=body))
-    await waiting(sleeper, 1)
-    sleeper.loads.set()
-    cold = await asking
+    cold = await client.wake(body, path)
     warm = await client.post(path, json=body)
     assert (cold.status_code, warm.status_code) == (200, 200)
     assert cold.headers["content-type"] == warm.headers["content-type"]
@@ -170,20 +168,20 @@ async def test_a_stream_tells_that_its_model_is_loaded_and_then_is_as_ever(
     ],
 )
 async def test_probes_of_a_model_without_a_replica_ask_none(
-    client: httpx.AsyncClient, sleeper: Sleeper, state: ServingState, status_code: int
+    client: Caller, state: ServingState, status_code: int
 ) -> None:
-    sleeper.state = state
+    client.sleeper.state = state
     assert (await client.get("/ready")).status_code == status_code
     assert (await client.get("/health")).status_code == status_code
-    assert sleeper.num_calls == sleeper.num_pings == 0
+    assert client.sleeper.num_calls == client.sleeper.num_pings == 0
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_requests_to_a_model_that_has_failed_are_refused_with_the_reason(
-    client: httpx.AsyncClient, sleeper: Sleeper, is_streamed: bool
+    client: Caller, is_streamed: bool
 ) -> None:
-    sleeper.state = ServingState.FAILED
-    sleeper.message = "SomeError: can't load 'x': there is no such folder"
+    client.sleeper.state = ServingState.FAILED
+    client.sleeper.message = "SomeError: can't load 'x': there is no such folder"
     told = "The model 'm' has failed, and no replica of it runs: can't load 'x': there is no such"
     answer = await client.post(CHAT, json=question(stream=is_streamed))
     if is_streamed:  # the stream of a model without a replica begins at once
@@ -199,111 +197,95 @@ async def test_requests_to_a_model_that_has_failed_are_refused_with_the_reason(
     (listed,) = (await client.get("/v1/models")).json()["data"]
     assert (listed["state"], listed["max_model_len"]) == ("failed", None)
     assert listed["failure"].startswith("can't load 'x': there is no such folder")
-    assert sleeper.num_asked == sleeper.num_describes == 0
+    assert client.sleeper.num_asked == client.sleeper.num_describes == 0
 
 
 async def test_a_request_that_waits_is_refused_once_no_replica_will_run(
-    client: httpx.AsyncClient, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+    client: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cold_start, "PATIENCE_S", 0.01)
     monkeypatch.setattr(serving_states, "MEMORY_S", 0.0)
     asking = asyncio.ensure_future(client.post(CHAT, json=question()))
-    await waiting(sleeper, 1)
-    sleeper.state = ServingState.FAILED
+    await waiting(client.sleeper, 1)
+    client.sleeper.state = ServingState.FAILED
     answer = await asking
-    assert (answer.status_code, sleeper.num_waiting) == (503, 0)
+    assert (answer.status_code, client.sleeper.num_waiting) == (503, 0)
 
 
 async def test_a_model_whose_files_can_not_be_read_is_described_by_its_replica(
-    client: httpx.AsyncClient, sleeper: Sleeper
+    client: Caller,
 ) -> None:
-    sleeper.has_no_files = True
-    sleeper.loads.set()
+    client.sleeper.has_no_files = True
+    client.sleeper.loads.set()
     assert (await client.post(CHAT, json=question())).status_code == 200
-    assert (sleeper.num_file_reads, sleeper.num_describes) == (1, 1)
+    assert (client.sleeper.num_file_reads, client.sleeper.num_describes) == (1, 1)
 
 
-async def test_a_whole_answer_waits(client: httpx.AsyncClient, sleeper: Sleeper) -> None:
-    asking = asyncio.ensure_future(client.post(CHAT, json=question()))
-    await waiting(sleeper, 1)
-    sleeper.loads.set()
-    answer = await asking
+async def test_a_whole_answer_waits(client: Caller) -> None:
+    answer = await client.wake(question())
     assert (answer.status_code, answer.json()["object"]) == (200, "chat.completion")
 
 
 async def test_requests_beyond_those_that_may_wait_are_refused_at_once(
-    client: httpx.AsyncClient, sleeper: Sleeper, metrics: IngressMetrics
+    client: Caller, metrics: IngressMetrics
 ) -> None:
     held = [
         asyncio.ensure_future(client.post(CHAT, json=question(stream=stream)))
         for stream in (True, False)
     ]
-    await waiting(sleeper, MAX_NUM_HELD)
+    await waiting(client.sleeper, MAX_NUM_HELD)
     refused = await client.post(CHAT, json=question(stream=True))
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
     assert "is being loaded, and 2 sequences wait" in refused.json()["error"]["message"]
     assert numbers(metrics, REJECTIONS) == {("m", "loading"): 1}
-    sleeper.loads.set()
+    client.sleeper.loads.set()
     assert [answer.status_code for answer in await asyncio.gather(*held)] == [200, 200]
     assert (await client.post(CHAT, json=question(stream=True))).status_code == 200
 
 
-async def test_several_answers_take_several_places(
-    client: httpx.AsyncClient, sleeper: Sleeper
-) -> None:
+async def test_several_answers_take_several_places(client: Caller) -> None:
     asking = asyncio.ensure_future(client.post(CHAT, json=question(n=2)))
-    await waiting(sleeper, 1)
+    await waiting(client.sleeper, 1)
     assert (await client.post(CHAT, json=question())).status_code == 503
-    sleeper.loads.set()
+    client.sleeper.loads.set()
     assert len((await asking).json()["choices"]) == 2
 
 
 async def test_a_request_that_has_waited_is_not_refused_by_a_full_replica(
-    client: httpx.AsyncClient,
-    sleeper: Sleeper,
-    metrics: IngressMetrics,
-    monkeypatch: pytest.MonkeyPatch,
+    client: Caller, metrics: IngressMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cold_start, "MAX_BACKOFF_S", 0.001)
-    sleeper.scripts = [OverloadedError("full", None, 1), OverloadedError("full", None, 1)]
-    asking = asyncio.ensure_future(client.post(CHAT, json=question()))
-    await waiting(sleeper, 1)
-    sleeper.loads.set()
-    assert (await asking).status_code == 200
+    client.sleeper.scripts = [OverloadedError("full", None, 1), OverloadedError("full", None, 1)]
+    assert (await client.wake(question())).status_code == 200
     assert numbers(metrics, REJECTIONS) == {}
 
 
-async def test_a_request_larger_than_all_places_is_left_to_the_replica(
-    client: httpx.AsyncClient, sleeper: Sleeper
-) -> None:
-    sleeper.loads.set()
+async def test_a_request_larger_than_all_places_is_left_to_the_replica(client: Caller) -> None:
+    client.sleeper.loads.set()
     answer = await client.post(CHAT, json=question(n=2 * MAX_NUM_HELD))
     assert (answer.status_code, len(answer.json()["choices"])) == (200, 2 * MAX_NUM_HELD)
 
 
 async def test_a_request_asks_anew_until_serve_says_that_it_has_given_up(
-    client: httpx.AsyncClient, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+    client: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cold_start, "PATIENCE_S", 0.01)
     asking = asyncio.ensure_future(client.post(CHAT, json=question()))
-    await waiting(sleeper, 1)
+    await waiting(client.sleeper, 1)
     async with asyncio.timeout(30):
-        while sleeper.num_asked < 3:  # noqa: ASYNC110 - other tasks' state
+        while client.sleeper.num_asked < 3:  # noqa: ASYNC110 - other tasks' state
             await asyncio.sleep(0.001)
-    sleeper.loads.set()
+    client.sleeper.loads.set()
     assert (await asking).status_code == 200
-    assert sleeper.num_waiting == 0
+    assert client.sleeper.num_waiting == 0
 
 
 async def test_a_failure_after_the_wait_is_the_last_event(
-    client: httpx.AsyncClient, sleeper: Sleeper, caplog: pytest.LogCaptureFixture
+    client: Caller, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    sleeper.failure = ContextLengthExceededError("too long", "messages")
-    asking = asyncio.ensure_future(client.post(CHAT, json=question(stream=True)))
-    await waiting(sleeper, 1)
-    sleeper.loads.set()
-    answer = await asking
+    client.sleeper.failure = ContextLengthExceededError("too long", "messages")
+    answer = await client.wake(question(stream=True))
     assert answer.status_code == 200
     assert '"code":"context_length_exceeded"' in answer.text
     assert "[DONE]" not in answer.text
@@ -311,37 +293,33 @@ async def test_a_failure_after_the_wait_is_the_last_event(
     assert (line["finish_reason"], line["error_code"]) == ("error", "context_length_exceeded")
 
 
-async def test_a_mistake_in_the_request_is_a_status_and_wakes_no_model(
-    client: httpx.AsyncClient, sleeper: Sleeper
-) -> None:
+async def test_a_mistake_in_the_request_is_a_status_and_wakes_no_model(client: Caller) -> None:
     answer = await client.post(CHAT, json=question(stream=True, n=1000))
     assert answer.status_code == 400
-    assert sleeper.num_calls == 0
+    assert client.sleeper.num_calls == 0
 
 
-async def test_a_client_that_leaves_gives_its_place_up(
-    client: httpx.AsyncClient, sleeper: Sleeper
-) -> None:
+async def test_a_client_that_leaves_gives_its_place_up(client: Caller) -> None:
     for stream in (True, False):
         for _ in range(MAX_NUM_HELD + 1):
             asking = asyncio.ensure_future(client.post(CHAT, json=question(stream=stream)))
-            await waiting(sleeper, 1)
+            await waiting(client.sleeper, 1)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-            await waiting(sleeper, 0)
+            await waiting(client.sleeper, 0)
 
 
 async def test_a_request_waits_for_a_model_whose_description_is_not_known_yet(
-    client: httpx.AsyncClient, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+    client: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cold_start, "POLL_INTERVAL_S", 0.001)
-    sleeper.state = ServingState.DOWN
+    client.sleeper.state = ServingState.DOWN
     asking = asyncio.ensure_future(client.post(CHAT, json=question(stream=True)))
     async with asyncio.timeout(30):
         while (await client.get("/ready")).status_code != 503:
             pass
-    sleeper.loads.set()
-    sleeper.run()
+    client.sleeper.loads.set()
+    client.sleeper.run()
     answer = await asking
-    assert (answer.status_code, sleeper.num_file_reads) == (200, 0)
+    assert (answer.status_code, client.sleeper.num_file_reads) == (200, 0)
     assert answer.text.startswith(": loading m (0 s)\n")

@@ -21,7 +21,6 @@ from deployments.contract.sampling_params import SamplingParams
 from deployments.contract.telemetry.tracing import (
     SpanKind,
     TraceContext,
-    Tracer,
     TracingSettings,
     open_tracer,
 )
@@ -31,29 +30,34 @@ TRACE = TraceContext("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 TEXT = GenerationRequest("r", "hello", SamplingParams(), trace=TRACE)
 
 
-@pytest.fixture
-def tracer(receiver: Receiver) -> Iterator[Tracer]:
-    tracer = open_tracer(TracingSettings(receiver.url), "service", "instance")
-    assert tracer is not None
-    yield tracer
-    tracer.close()
+class Traced:
+    """The spans of a model, and what a collector gets of them."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        tracer = open_tracer(TracingSettings(receiver.url), "service", "instance")
+        assert tracer is not None
+        self.tracer = tracer
+        self.spans = ModelSpans(tracer, "m", SpanKind.SERVER)
+        self._receiver = receiver
+
+    def started(self) -> ModelSpan:
+        span = self.spans.of_text(TEXT)
+        assert span is not None
+        return span
+
+    def received(self) -> ReceivedSpan:
+        """Return the only span, which tells no secret."""
+        self.tracer.close()
+        (span,) = self._receiver.spans
+        assert b"secret" not in self._receiver.bodies[0]
+        return span
 
 
 @pytest.fixture
-def spans(tracer: Tracer) -> ModelSpans:
-    return ModelSpans(tracer, "m", SpanKind.SERVER)
-
-
-def started(spans: ModelSpans, request: GenerationRequest = TEXT) -> ModelSpan:
-    span = spans.of_text(request)
-    assert span is not None
-    return span
-
-
-def received(tracer: Tracer, receiver: Receiver) -> ReceivedSpan:
-    tracer.close()
-    (span,) = receiver.spans
-    return span
+def traced(receiver: Receiver) -> Iterator[Traced]:
+    traced = Traced(receiver)
+    yield traced
+    traced.tracer.close()
 
 
 @pytest.mark.parametrize(
@@ -71,15 +75,13 @@ def test_messages_are_a_chat(
     assert operation_of(prompt) == operation
 
 
-def test_a_request_without_a_context_has_no_span(spans: ModelSpans) -> None:
-    assert spans.of_text(GenerationRequest("r", "hello", SamplingParams())) is None
-    assert spans.of_texts(PoolingRequest("r", ("hello",))) is None
+def test_a_request_without_a_context_has_no_span(traced: Traced) -> None:
+    assert traced.spans.of_text(GenerationRequest("r", "hello", SamplingParams())) is None
+    assert traced.spans.of_texts(PoolingRequest("r", ("hello",))) is None
 
 
-def test_a_text_s_span_counts_its_tokens_and_its_times(
-    spans: ModelSpans, tracer: Tracer, receiver: Receiver
-) -> None:
-    span = started(spans)
+def test_a_text_s_span_counts_its_tokens_and_its_times(traced: Traced) -> None:
+    span = traced.started()
     span.accepted(5)
     span.journal.begun_ns = time.time_ns() + 10**9
     span.gained(TextDelta((), ""))
@@ -87,7 +89,7 @@ def test_a_text_s_span_counts_its_tokens_and_its_times(
     span.gained(TextDelta((2, 3), "b", FinishReason.LENGTH))
     span.end()
     span.end(GenerationFailedError("too late"))
-    found = received(tracer, receiver)
+    found = traced.received()
     assert (found.name, found.kind, found.has_failed) == ("text_completion m", 2, False)
     assert found.parent_id == "00f067aa0ba902b7"
     assert 1 <= found.attributes.pop("gen_ai.latency.time_in_queue") < 2
@@ -105,35 +107,31 @@ def test_a_text_s_span_counts_its_tokens_and_its_times(
 
 
 def test_what_comes_after_a_span_s_end_is_left_out_without_a_word(
-    spans: ModelSpans, tracer: Tracer, receiver: Receiver, thin_log: pytest.LogCaptureFixture
+    traced: Traced, thin_log: pytest.LogCaptureFixture
 ) -> None:
-    span = started(spans)
+    span = traced.started()
     span.end()
     span.accepted(5, "replica")
     span.waited(1.0)
     span.gained(TextDelta((1,), "a", num_cached_tokens=4))
-    assert "gen_ai.usage.input_tokens" not in received(tracer, receiver).attributes
+    assert "gen_ai.usage.input_tokens" not in traced.received().attributes
     assert [each for each in thin_log.records if each.levelno >= logging.WARNING] == []
 
 
-def test_a_preemption_is_an_event_at_its_time(
-    spans: ModelSpans, tracer: Tracer, receiver: Receiver
-) -> None:
-    span = started(spans)
+def test_a_preemption_is_an_event_at_its_time(traced: Traced) -> None:
+    span = traced.started()
     span.journal.preempted_ns += [1, 2]
     span.end()
-    assert received(tracer, receiver).events == [("preempted", {}), ("preempted", {})]
+    assert traced.received().events == [("preempted", {}), ("preempted", {})]
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [(OverloadedError("full"), "overloaded"), (ModelChangedError("other"), "model_changed")],
 )
-def test_a_refusal_is_an_event(
-    spans: ModelSpans, tracer: Tracer, receiver: Receiver, error: Exception, code: str
-) -> None:
-    started(spans).end(error)
-    found = received(tracer, receiver)
+def test_a_refusal_is_an_event(traced: Traced, error: Exception, code: str) -> None:
+    traced.started().end(error)
+    found = traced.received()
     assert found.events == [("refused", {"error.type": code})]
     assert found.attributes["error.type"] == code
     assert found.has_failed
@@ -149,62 +147,50 @@ def test_a_refusal_is_an_event(
     ],
 )
 def test_an_error_is_named_by_its_code(
-    spans: ModelSpans,
-    tracer: Tracer,
-    receiver: Receiver,
+    traced: Traced,
     error: Exception,
     code: str,
     has_failed: bool,
 ) -> None:
-    with pytest.raises(type(error)), recorded(started(spans)):
+    with pytest.raises(type(error)), recorded(traced.started()):
         raise error
-    found = received(tracer, receiver)
+    found = traced.received()
     assert (found.attributes["error.type"], found.has_failed) == (code, has_failed)
     assert found.attributes["gen_ai.response.finish_reasons"] == ["error"]
-    assert b"secret" not in receiver.bodies[0]
 
 
-def test_a_prompt_without_an_answer_has_its_cached_tokens_in_its_span(
-    spans: ModelSpans, tracer: Tracer, receiver: Receiver
-) -> None:
-    span = started(spans)
+def test_a_prompt_without_an_answer_has_its_cached_tokens_in_its_span(traced: Traced) -> None:
+    span = traced.started()
     span.gained(TextDelta((), "", FinishReason.LENGTH, num_cached_tokens=4))
     span.end()
-    found = received(tracer, receiver).attributes
+    found = traced.received().attributes
     assert found["gen_ai.usage.cache_read.input_tokens"] == 4
     assert "gen_ai.response.time_to_first_chunk" not in found
 
 
-def test_a_sequence_that_fails_in_the_engine_fails_its_span(
-    spans: ModelSpans, tracer: Tracer, receiver: Receiver
-) -> None:
-    span = started(spans)
+def test_a_sequence_that_fails_in_the_engine_fails_its_span(traced: Traced) -> None:
+    span = traced.started()
     span.gained(TextDelta((), "", FinishReason.ERROR, "secret"))
     end(span)
-    found = received(tracer, receiver)
+    found = traced.received()
     assert (found.attributes["error.type"], found.has_failed) == ("generation_failed", True)
-    assert b"secret" not in receiver.bodies[0]
 
 
-def test_a_cancelled_text_is_aborted_without_an_error(
-    spans: ModelSpans, tracer: Tracer, receiver: Receiver
-) -> None:
-    with pytest.raises(asyncio.CancelledError), recorded(started(spans)):
+def test_a_cancelled_text_is_aborted_without_an_error(traced: Traced) -> None:
+    with pytest.raises(asyncio.CancelledError), recorded(traced.started()):
         raise asyncio.CancelledError
-    found = received(tracer, receiver)
+    found = traced.received()
     assert found.attributes["gen_ai.response.finish_reasons"] == ["abort"]
     assert "error.type" not in found.attributes
     assert not found.has_failed
 
 
-def test_a_classification_has_no_finish_reason(
-    spans: ModelSpans, tracer: Tracer, receiver: Receiver
-) -> None:
-    with recorded(spans.of_texts(PoolingRequest("r", ("hello",), trace=TRACE))) as span:
+def test_a_classification_has_no_finish_reason(traced: Traced) -> None:
+    with recorded(traced.spans.of_texts(PoolingRequest("r", ("hello",), trace=TRACE))) as span:
         assert span is not None
         span.accepted(9)
         span.waited(0.25)
-    found = received(tracer, receiver)
+    found = traced.received()
     assert found.name == "classify m"
     assert found.attributes == {
         "gen_ai.operation.name": "classify",

@@ -31,6 +31,11 @@ class Model:
     def open(self, replica_id: str) -> None:
         self.close = self.departures.watch(replica_id, lambda: self._tell(replica_id))
 
+    async def tell(self) -> list[str]:
+        """Tell streams to leave, and return all that were told."""
+        await self.departures.tell()
+        return self.told
+
     def _tell(self, replica_id: str) -> None:
         self.told.append(replica_id)
         self.is_told.set()
@@ -39,24 +44,20 @@ class Model:
 async def test_streams_of_a_replica_that_is_stopped_are_told_until_they_have_left() -> None:
     model = Model(A, B)
     model.open("a")
-    await model.departures.tell()
-    assert model.told == []
+    assert await model.tell() == []
     model.running.replace([B])
     model.states = {"a": "STOPPING", "b": "RUNNING"}
     await model.departures.tell()
-    await model.departures.tell()
-    assert model.told == ["a", "a"]
+    assert await model.tell() == ["a", "a"]
     model.close()
-    await model.departures.tell()
-    assert model.told == ["a", "a"]
+    assert await model.tell() == ["a", "a"]
 
 
 async def test_streams_of_a_replica_that_is_gone_are_told() -> None:
     model = Model(A, B)
     model.open("a")
     model.running.replace([B])
-    await model.departures.tell()
-    assert model.told == ["a"]
+    assert await model.tell() == ["a"]
 
 
 async def test_a_replica_that_is_reconfigured_keeps_its_streams() -> None:
@@ -66,8 +67,7 @@ async def test_a_replica_that_is_reconfigured_keeps_its_streams() -> None:
     model.states = {"a": "UPDATING", "b": "RUNNING"}
     await model.departures.tell()
     model.running.replace([A, B])
-    await model.departures.tell()
-    assert model.told == []
+    assert await model.tell() == []
 
 
 async def test_a_controller_that_does_not_answer_moves_nothing() -> None:
@@ -75,11 +75,9 @@ async def test_a_controller_that_does_not_answer_moves_nothing() -> None:
     model.open("a")
     model.running.replace([B])
     model.states = RuntimeError("the controller restarts")
-    await model.departures.tell()
-    assert model.told == []
+    assert await model.tell() == []
     model.states = {"a": "STOPPING"}
-    await model.departures.tell()
-    assert model.told == ["a"]
+    assert await model.tell() == ["a"]
 
 
 async def test_the_controller_is_asked_only_about_replicas_that_hold_streams() -> None:
@@ -97,22 +95,18 @@ async def test_without_another_replica_of_the_version_a_stream_stays() -> None:
     model = Model(A)
     model.open("a")
     model.running.replace([OTHER])
-    await model.departures.tell()
-    assert model.told == []
+    assert await model.tell() == []
     model.running.replace([OTHER, B])
-    await model.departures.tell()
-    assert model.told == ["a"]
+    assert await model.tell() == ["a"]
 
 
 async def test_streams_leave_a_node_that_is_about_to_stop() -> None:
     model = Model(A, B)
     model.open("a")
     model.running.set_draining_nodes(frozenset({"node-1"}))
-    await model.departures.tell()
-    assert model.told == ["a"]
+    assert await model.tell() == ["a"]
     model.running.set_draining_nodes(frozenset({"node-1", "node-2"}))
-    await model.departures.tell()
-    assert model.told == ["a"]
+    assert await model.tell() == ["a"]
 
 
 async def test_a_stream_that_a_leaving_replica_accepts_is_told_at_once() -> None:
