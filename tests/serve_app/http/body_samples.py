@@ -271,132 +271,87 @@ SURFACES: list[tuple[str, type[StrictBody], dict[str, Any]]] = [
     ("/text-generation", TextGenerationRequest, PLAIN),
 ]
 SAMPLES: list[tuple[str, type[StrictBody], dict[str, Any]]] = [
-    (
-        "/v1/chat/completions",
-        ChatRequest,
-        {
-            **SAMPLING, **ANSWER, "messages": MESSAGES, "max_completion_tokens": 5,
-            "logprobs": True, "top_logprobs": 1, "tools": TOOLS, "parallel_tool_calls": True,
-            "tool_choice": {"type": "function", "function": {"name": "f"}}, "metadata": {},
-            "safety_identifier": "s", "prompt_cache_key": "p",
-            "chat_template_kwargs": {"a": True}, "reasoning_effort": "none",
-            "include_reasoning": False,
-        },
-    ),
-    (
-        "/v1/chat/completions",
-        ChatRequest,
-        {"model": "m", "messages": HI, "response_format": SCHEMA, "prompt_logprobs": 1},
-    ),
+    ("/v1/chat/completions", ChatRequest, {
+        **SAMPLING, **ANSWER, "messages": MESSAGES, "max_completion_tokens": 5,
+        "logprobs": True, "top_logprobs": 1, "tools": TOOLS, "parallel_tool_calls": True,
+        "tool_choice": {"type": "function", "function": {"name": "f"}}, "metadata": {},
+        "safety_identifier": "s", "prompt_cache_key": "p",
+        "chat_template_kwargs": {"a": True}, "reasoning_effort": "none",
+        "include_reasoning": False,
+    }),
+    ("/v1/chat/completions", ChatRequest,
+     {"model": "m", "messages": HI, "response_format": SCHEMA, "prompt_logprobs": 1}),
     *(
         (route, body, {**needed, **fields})
         for route, body, needed in SURFACES
         for fields in ON_EACH_SURFACE
     ),
     *(("/text-generation", TextGenerationRequest, {**PLAIN, **each}) for each in ON_ONE_SURFACE),
-    (
-        "/v1/completions",
-        CompletionRequest,
-        {
-            **SAMPLING, **ANSWER, "prompt": [[1]], "echo": False, "logprobs": 1, "best_of": 1,
-            "prompt_logprobs": None,
-            "response_format": {"type": "json_object"},
-        },
-    ),
-    (
-        "/text-generation",
-        TextGenerationRequest,
-        {
-            **SAMPLING, "model": "m", "stream": False, "prompt": "hi", "user_id": 1, "us_id": 1,
-            "recommend": 1, "response_format": {"type": "text"},
-        },
-    ),
-    (
-        "/text-generation",
-        TextGenerationRequest,
-        {"stream": False, "messages": HI, "chat_template_kwargs": {"a": 1}},
-    ),
-    (
-        "/tokenize",
-        TokenizeBody,
-        {
-            "model": "m", "messages": HI, "add_special_tokens": True, "tools": TOOLS,
-            "add_generation_prompt": True, "return_token_strs": True,
-            "chat_template_kwargs": {"a": "b"},
-        },
-    ),
+    ("/v1/completions", CompletionRequest, {
+        **SAMPLING, **ANSWER, "prompt": [[1]], "echo": False, "logprobs": 1, "best_of": 1,
+        "prompt_logprobs": None,
+        "response_format": {"type": "json_object"},
+    }),
+    ("/text-generation", TextGenerationRequest, {
+        **SAMPLING, "model": "m", "stream": False, "prompt": "hi", "user_id": 1, "us_id": 1,
+        "recommend": 1, "response_format": {"type": "text"},
+    }),
+    ("/text-generation", TextGenerationRequest,
+     {"stream": False, "messages": HI, "chat_template_kwargs": {"a": 1}}),
+    ("/tokenize", TokenizeBody, {
+        "model": "m", "messages": HI, "add_special_tokens": True, "tools": TOOLS,
+        "add_generation_prompt": True, "return_token_strs": True,
+        "chat_template_kwargs": {"a": "b"},
+    }),
     ("/tokenize", TokenizeBody, {"prompt": "hi"}),
     ("/detokenize", DetokenizeBody, {"model": "m", "tokens": [1]}),
-    (
-        "/v1/responses",
-        ResponsesRequest,
-        {
-            "model": "m", "input": RESPONSES_INPUT, "instructions": "a", "max_output_tokens": 5,
-            "temperature": 1, "top_p": 1, "stream": True, "stream_options": {},
-            "tools": [RESPONSES_TOOL, NAMESPACE, {"type": "web_search", "filters": {}}],
-            "parallel_tool_calls": True, "include": ["reasoning.encrypted_content"],
-            "client_metadata": {"thread_id": "t"},
-            "tool_choice": {"type": "function", "name": "f"}, "text": {"format": None},
-            "reasoning": {"effort": "none"}, "store": True, "metadata": {}, "user": "u",
-            "safety_identifier": "s", "prompt_cache_key": "p",
+    ("/v1/responses", ResponsesRequest, {
+        "model": "m", "input": RESPONSES_INPUT, "instructions": "a", "max_output_tokens": 5,
+        "temperature": 1, "top_p": 1, "stream": True, "stream_options": {},
+        "tools": [RESPONSES_TOOL, NAMESPACE, {"type": "web_search", "filters": {}}],
+        "parallel_tool_calls": True, "include": ["reasoning.encrypted_content"],
+        "client_metadata": {"thread_id": "t"},
+        "tool_choice": {"type": "function", "name": "f"}, "text": {"format": None},
+        "reasoning": {"effort": "none"}, "store": True, "metadata": {}, "user": "u",
+        "safety_identifier": "s", "prompt_cache_key": "p",
+    }),
+    ("/v1/responses", ResponsesRequest, {
+        "model": "m", "input": "a", "tools": [RESPONSES_TOOL],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "mode": "required",
+            "tools": [{"type": "function", "name": "f"}, {"type": "web_search"}],
         },
-    ),
-    (
-        "/v1/responses",
-        ResponsesRequest,
-        {
-            "model": "m", "input": "a", "tools": [RESPONSES_TOOL],
-            "tool_choice": {
-                "type": "allowed_tools",
-                "mode": "required",
-                "tools": [{"type": "function", "name": "f"}, {"type": "web_search"}],
+    }),
+    ("/v1/chat/completions", ChatRequest, {
+        "model": "m", "tools": TOOLS,
+        "messages": [
+            *HI, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, *HI
+        ],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "allowed_tools": {
+                "mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]
             },
         },
-    ),
-    (
-        "/v1/chat/completions",
-        ChatRequest,
-        {
-            "model": "m", "tools": TOOLS,
-            "messages": [
-                *HI, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, *HI
-            ],
-            "tool_choice": {
-                "type": "allowed_tools",
-                "allowed_tools": {
-                    "mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]
-                },
-            },
-        },
-    ),
+    }),
     *(
         ("/v1/responses", ResponsesRequest, {"model": "m", "input": "a", "text": {"format": form}})
         for form in ({"type": "text"}, {"type": "json_object"}, SCHEMA_FORMAT)
     ),
-    (
-        "/v1/messages/count_tokens",
-        PromptFields,
-        {**MESSAGES_PROMPT, "output_config": {"format": {"type": "json_schema", "schema": {}}}},
-    ),
-    (
-        "/v1/messages",
-        MessagesRequest,
-        {
-            **MESSAGES_PROMPT, "max_tokens": 5, "stream": True, "stop_sequences": ["x"],
-            "temperature": 1, "top_p": 1, "top_k": 1, "metadata": {"user_id": "u"},
+    ("/v1/messages/count_tokens", PromptFields,
+     {**MESSAGES_PROMPT, "output_config": {"format": {"type": "json_schema", "schema": {}}}}),
+    ("/v1/messages", MessagesRequest, {
+        **MESSAGES_PROMPT, "max_tokens": 5, "stream": True, "stop_sequences": ["x"],
+        "temperature": 1, "top_p": 1, "top_k": 1, "metadata": {"user_id": "u"},
+    }),
+    ("/v1/messages", MessagesRequest, {
+        **SHORT_MESSAGES,
+        "output_config": {
+            "effort": None,
+            "format": {"type": "json_schema", "schema": ANY_OBJECT},
         },
-    ),
-    (
-        "/v1/messages",
-        MessagesRequest,
-        {
-            **SHORT_MESSAGES,
-            "output_config": {
-                "effort": None,
-                "format": {"type": "json_schema", "schema": ANY_OBJECT},
-            },
-        },
-    ),
+    }),
     *(
         (
             "/v1/messages",
@@ -409,20 +364,12 @@ SAMPLES: list[tuple[str, type[StrictBody], dict[str, Any]]] = [
             {"type": "none"},
         )
     ),
-    (
-        "/v1/classify",
-        ClassifyBody,
-        {
-            "model": "c", "input": ["a"], "user": "u", "truncate": True, "top_k": 1,
-            "split": {"max_chars": 5, "overlap": 1, "aggregate": "max"},
-        },
-    ),
-    (
-        "/classify",
-        VllmClassifyBody,
-        {
-            "model": "c", "input": "a", "user": "u", "truncate_prompt_tokens": -1,
-            "request_id": "r",
-        },
-    ),
+    ("/v1/classify", ClassifyBody, {
+        "model": "c", "input": ["a"], "user": "u", "truncate": True, "top_k": 1,
+        "split": {"max_chars": 5, "overlap": 1, "aggregate": "max"},
+    }),
+    ("/classify", VllmClassifyBody, {
+        "model": "c", "input": "a", "user": "u", "truncate_prompt_tokens": -1,
+        "request_id": "r",
+    }),
 ]  # fmt: skip
