@@ -1,5 +1,6 @@
 import gc
 import os
+from inspect import iscoroutinefunction
 from typing import Final
 
 import pytest
@@ -9,6 +10,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests.changing_server import changing_server
+from tests.deadline import in_time
 from tests.measured import record, show_measured
 from tests.programs import need_programs, show_missing
 from tests.stopped_clock import Clock, stop_clock
@@ -65,7 +67,11 @@ class ServingApart(LoadFileScheduling):  # type: ignore[misc] # xdist ships no t
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest: the tests that need a Ray."""
+    """Begin with what takes longest: the tests that need a Ray; bound those that ask for it."""
+    for item in items:
+        is_asynchronous = isinstance(item, pytest.Function) and iscoroutinefunction(item.obj)
+        if is_asynchronous and item.get_closest_marker("in_time"):
+            item.obj = in_time(item.obj)
     items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in SERVING])
 
 

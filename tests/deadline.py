@@ -11,7 +11,10 @@ DEADLINE_S = 30
 
 
 def in_time(test: Callable[P, Awaitable[None]]) -> Callable[P, Coroutine[Any, Any, None]]:
-    """Fail a test that takes longer than any machine needs."""
+    """Fail a test that takes longer than any machine needs.
+
+    `pytestmark = pytest.mark.in_time` does it for each asynchronous test of a module.
+    """
 
     @wraps(test)
     async def limited(*args: P.args, **kwargs: P.kwargs) -> None:

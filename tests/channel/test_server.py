@@ -23,11 +23,12 @@ from deployments.contract.channel.wire import (
 )
 from deployments.contract.generation import ChannelAddress, StreamKey
 from deployments.contract.output import FinishReason, TextDelta
-from tests.deadline import in_time
 from tests.stopped_clock import Clock, settle
 
 FIRST, LAST = TextDelta((1,), "a"), TextDelta((2,), "b", FinishReason.STOP)
 ABORTED = TextDelta((), "", FinishReason.ABORT)
+
+pytestmark = pytest.mark.in_time
 
 
 @pytest.fixture
@@ -98,7 +99,6 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-@in_time
 async def test_a_server_that_could_not_listen_tries_again(
     server: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +109,6 @@ async def test_a_server_that_could_not_listen_tries_again(
     assert (await server.address()).port
 
 
-@in_time
 async def test_two_ingresses_get_their_own_streams(server: ChannelServer) -> None:
     address = await server.address()
     async with (
@@ -126,7 +125,6 @@ async def test_two_ingresses_get_their_own_streams(server: ChannelServer) -> Non
         assert await one.entries() == [(7, ABORTED)]
 
 
-@in_time
 async def test_an_ingress_may_connect_after_the_last_delta(server: ChannelServer) -> None:
     address = await server.address()
     with server.stream(StreamKey("me", 1)) as stream:
@@ -151,7 +149,6 @@ async def test_an_ingress_may_connect_after_the_last_delta(server: ChannelServer
     ],
     ids=["wrong secret", "no secret", "http", "garbage", "oversized", "message"],
 )
-@in_time
 async def test_a_stranger_is_closed_without_a_byte(server: ChannelServer, hello: bytes) -> None:
     address = await server.address()
     with server.stream(StreamKey("me", 1)) as stream:
@@ -163,7 +160,6 @@ async def test_a_stranger_is_closed_without_a_byte(server: ChannelServer, hello:
     await until(lambda: server.num_strangers == 0)
 
 
-@in_time
 async def test_a_stranger_that_says_nothing_is_closed(
     server: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +168,6 @@ async def test_a_stranger_that_says_nothing_is_closed(
         assert await stranger.rest() == b""
 
 
-@in_time
 async def test_only_some_strangers_may_be_connected(
     server: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +184,6 @@ async def test_only_some_strangers_may_be_connected(
         assert server.num_strangers == 0
 
 
-@in_time
 async def test_an_ingress_gives_go_aheads(server: ChannelServer) -> None:
     address = await server.address()
     with server.go_aheads.expect() as one, server.go_aheads.expect() as other:
@@ -202,7 +196,6 @@ async def test_an_ingress_gives_go_aheads(server: ChannelServer) -> None:
             assert await other.is_given()
 
 
-@in_time
 async def test_a_stranger_gives_no_go_ahead(server: ChannelServer) -> None:
     address = await server.address()
     with server.go_aheads.expect() as suspect:
@@ -214,7 +207,6 @@ async def test_a_stranger_gives_no_go_ahead(server: ChannelServer) -> None:
 @pytest.mark.parametrize(
     "extra", ["hello", b"\0\0\0\x01\xc1", (MAX_INGRESS_BYTES + 1).to_bytes(4)], ids=repr
 )
-@in_time
 async def test_an_ingress_that_sends_anything_else_is_closed(
     server: ChannelServer, extra: str | bytes
 ) -> None:
@@ -228,7 +220,6 @@ async def test_an_ingress_that_sends_anything_else_is_closed(
 
 
 @pytest.mark.parametrize("beats_first", [True, False])
-@in_time
 async def test_a_replica_that_hung_until_an_ingress_gave_it_up_knows_that(
     server: ChannelServer, advance: Clock, beats_first: bool
 ) -> None:
@@ -240,7 +231,6 @@ async def test_a_replica_that_hung_until_an_ingress_gave_it_up_knows_that(
     assert server.was_given_up
 
 
-@in_time
 async def test_a_replica_that_was_not_given_up_or_did_not_hang_is_sound(
     server: ChannelServer, advance: Clock
 ) -> None:
@@ -254,7 +244,6 @@ async def test_a_replica_that_was_not_given_up_or_did_not_hang_is_sound(
     assert not server.was_given_up, "the ingress has left"
 
 
-@in_time
 async def test_a_silent_channel_gets_heartbeats(
     server: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,7 +253,6 @@ async def test_a_silent_channel_gets_heartbeats(
         assert [await peer.message() for _ in range(5)] == [[]] * 5
 
 
-@in_time
 async def test_streams_of_a_lost_ingress_end(server: ChannelServer) -> None:
     async with ingress_of(server) as peer:
         with server.stream(StreamKey("me", 1)) as stream:
@@ -273,7 +261,6 @@ async def test_streams_of_a_lost_ingress_end(server: ChannelServer) -> None:
             assert not stream.is_delivered
 
 
-@in_time
 async def test_a_second_connection_of_an_ingress_replaces_the_first(server: ChannelServer) -> None:
     address = await server.address()
     async with connected(address, hello_of(address)) as first:
@@ -289,7 +276,6 @@ async def test_a_second_connection_of_an_ingress_replaces_the_first(server: Chan
                     assert (2, FIRST) in await second.entries()
 
 
-@in_time
 async def test_streams_of_an_ingress_that_never_connects_end(
     server: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +287,6 @@ async def test_streams_of_an_ingress_that_never_connects_end(
     assert server._outboxes == {}
 
 
-@in_time
 async def test_an_ingress_whose_channel_breaks_has_the_whole_time_to_come_again(
     server: ChannelServer, advance: Clock
 ) -> None:
@@ -320,7 +305,6 @@ async def test_an_ingress_whose_channel_breaks_has_the_whole_time_to_come_again(
         await ended
 
 
-@in_time
 async def test_an_ingress_that_does_not_read_makes_deltas_gather_and_gets_all(
     server: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,7 +336,6 @@ async def test_an_ingress_that_does_not_read_makes_deltas_gather_and_gets_all(
     assert text == "x" * ((num_sent + 10) * 20_000) + "b"
 
 
-@in_time
 async def test_what_was_sent_arrives_before_the_server_closes(server: ChannelServer) -> None:
     async with ingress_of(server) as peer:
         with server.stream(StreamKey("me", 1)) as stream:

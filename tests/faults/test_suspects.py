@@ -24,8 +24,10 @@ from serve_app.backends.replicas import token_channels
 from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.streams.failover import Failover
 from serve_app.backends.streams.losses import FailoverLimits
-from tests.deadline import in_time
 from tests.serve_app.read_stream import read_to_end
+
+pytestmark = pytest.mark.in_time
+
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -135,7 +137,6 @@ async def answer(replicas: Replicas) -> TextDelta:
 @given(st.lists(st.sampled_from(Fate), max_size=6))
 @example([Fate.START_IS_LOST, Fate.IS_ANSWERED])
 @settings(max_examples=60)
-@in_time
 async def test_a_prompt_that_kills_kills_two_replicas_whatever_is_lost(fates: list[Fate]) -> None:
     replicas = Replicas(fates, kills=lambda num_begun: True)
     with pytest.raises(GenerationFailedError, match="2 replicas"):
@@ -146,14 +147,12 @@ async def test_a_prompt_that_kills_kills_two_replicas_whatever_is_lost(fates: li
 @given(st.lists(st.sampled_from(Fate), max_size=6))
 @example([Fate.WAITS_LONG])
 @settings(max_examples=60)
-@in_time
 async def test_a_prompt_that_only_waits_where_replicas_die_is_answered(fates: list[Fate]) -> None:
     replicas = Replicas(fates, kills=lambda num_begun: num_begun == 1)
     assert await answer(replicas) == LAST
     assert replicas.num_killed == 1
 
 
-@in_time
 async def test_a_replica_that_falls_silent_after_the_go_ahead_counts_as_dead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.serve_app.apps import client_of
+from tests.serve_app.apps import AppClient, client_of
 from tests.serve_app.fakes import FakeBackend, FakeClock
 from tests.serve_app.test_ingress import openapi
 
@@ -44,7 +44,7 @@ async def client(
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("path", "body"), SURFACES)
 async def test_the_named_model_answers(
-    client: httpx.AsyncClient,
+    client: AppClient,
     backends: Mapping[str, FakeBackend],
     path: str,
     body: dict[str, Any],
@@ -57,7 +57,7 @@ async def test_the_named_model_answers(
 @pytest.mark.parametrize("omitted", [{}, {"model": None}])
 @pytest.mark.parametrize(("path", "body"), SURFACES)
 async def test_without_a_name_the_first_model_that_generates_answers_and_says_so(
-    client: httpx.AsyncClient,
+    client: AppClient,
     backends: Mapping[str, FakeBackend],
     path: str,
     body: dict[str, Any],
@@ -72,7 +72,7 @@ async def test_without_a_name_the_first_model_that_generates_answers_and_says_so
 
 @pytest.mark.parametrize("path", NAMING)
 async def test_a_stream_without_a_name_says_which_model_answers(
-    client: httpx.AsyncClient, path: str
+    client: AppClient, path: str
 ) -> None:
     answer = await client.post(path, json={**dict(SURFACES)[path], "stream": True})
     assert answer.status_code == 200
@@ -81,7 +81,7 @@ async def test_a_stream_without_a_name_says_which_model_answers(
 
 @pytest.mark.parametrize(("path", "body"), SURFACES)
 async def test_an_unknown_model_is_not_found_and_the_error_names_the_served_ones(
-    client: httpx.AsyncClient, path: str, body: dict[str, Any]
+    client: AppClient, path: str, body: dict[str, Any]
 ) -> None:
     answer = await client.post(path, json={**body, "model": "smal"})
     error = answer.json()["error"]
@@ -92,28 +92,24 @@ async def test_an_unknown_model_is_not_found_and_the_error_names_the_served_ones
 
 
 @pytest.mark.parametrize("path", ["/v1/models/x", "/v1/models/org"])
-async def test_an_unknown_model_can_not_be_shown(client: httpx.AsyncClient, path: str) -> None:
+async def test_an_unknown_model_can_not_be_shown(client: AppClient, path: str) -> None:
     answer = await client.get(path)
     assert answer.status_code == 404
     assert all(name in answer.json()["error"]["message"] for name in NAMES)
 
 
-async def test_the_list_with_a_slash_at_its_end_is_not_found_but_named(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_the_list_with_a_slash_at_its_end_is_not_found_but_named(client: AppClient) -> None:
     answer = await client.get("/v1/models/")
     assert answer.status_code == 404
     assert "GET /v1/models" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["org/Large-7B", "org%2FLarge-7B"])
-async def test_a_name_with_a_slash_is_found_plain_and_escaped(
-    client: httpx.AsyncClient, path: str
-) -> None:
+async def test_a_name_with_a_slash_is_found_plain_and_escaped(client: AppClient, path: str) -> None:
     assert (await client.get(f"/v1/models/{path}")).json()["id"] == "org/Large-7B"
 
 
-async def test_the_document_names_the_models(client: httpx.AsyncClient) -> None:
+async def test_the_document_names_the_models(client: AppClient) -> None:
     schemas = (await openapi(client))["components"]["schemas"]
     for body in ("ChatRequest", "TokenizeBody"):
         kinds = schemas[body]["properties"]["model"]["anyOf"]

@@ -21,7 +21,7 @@ from tests.deployments.tiny_folder import save_text_model
 from tests.faults.cut_replicas import Cut, Cuts, Router
 from tests.otlp_receiver import ReceivedSpan, Receiver, receiving
 from tests.serve_app import apps
-from tests.serve_app.apps import CHAT, question
+from tests.serve_app.apps import CHAT, AppClient, question
 from tests.serve_app.fakes import FakeBackend
 from tests.serve_app.local_replica import local_generator
 
@@ -107,7 +107,7 @@ def by_hop(spans: list[ReceivedSpan]) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_s_trace_has_a_span_for_each_hop(
-    client: httpx.AsyncClient, receiver: Receiver, stream: bool
+    client: AppClient, receiver: Receiver, stream: bool
 ) -> None:
     number = 1 + stream
     body = question(max_tokens=4, ignore_eos=True, stream=stream)
@@ -140,9 +140,7 @@ async def test_a_request_s_trace_has_a_span_for_each_hop(
     )
 
 
-async def test_each_answer_has_a_call_of_its_own(
-    client: httpx.AsyncClient, receiver: Receiver
-) -> None:
+async def test_each_answer_has_a_call_of_its_own(client: AppClient, receiver: Receiver) -> None:
     body = question(max_tokens=2, ignore_eos=True, n=2)
     assert (await client.post(CHAT, json=body, headers=parent(3))).status_code == 200
     spans = receiver.trace(f"{3:032x}", 5)
@@ -163,7 +161,7 @@ async def test_each_answer_has_a_call_of_its_own(
     ],
 )
 async def test_a_stream_that_moves_stays_in_its_trace(
-    client: httpx.AsyncClient,
+    client: AppClient,
     receiver: Receiver,
     cuts: Cuts,
     is_death: bool,
@@ -210,7 +208,7 @@ async def test_a_refusal_is_an_event_of_each_hop(
 
 
 async def test_nothing_of_prompts_and_answers_is_told(
-    replicas: list[TextGenerator], client: httpx.AsyncClient, receiver: Receiver
+    replicas: list[TextGenerator], client: AppClient, receiver: Receiver
 ) -> None:
     answers = []
     for number, body in enumerate(

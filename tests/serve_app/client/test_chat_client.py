@@ -4,7 +4,6 @@ import pytest
 
 from benchmarks.free_port import free_port
 from serve_app.client.chat_client import ChatClient, ChatError, Delta, Notice, Usage
-from tests.deadline import in_time
 from tests.offenders import every
 from tests.serve_app.client.fake_server import (
     Answering,
@@ -19,6 +18,8 @@ from tests.serve_app.client.fake_server import (
 
 BODY = {"model": "chat", "messages": [{"role": "user", "content": "?"}]}
 
+pytestmark = pytest.mark.in_time
+
 
 async def read(url: str, key: str | None = None) -> list[Delta | Notice]:
     return [each async for each in ChatClient(url, key).stream(BODY)]
@@ -31,7 +32,6 @@ async def refused(answering: Answering) -> str:
     return str(caught.value)
 
 
-@in_time
 async def test_deltas_and_comments_come_in_order_and_pings_don_t() -> None:
     sent = [
         b": loading chat (2 s)\n\n: ping\n\n",
@@ -53,7 +53,6 @@ async def test_deltas_and_comments_come_in_order_and_pings_don_t() -> None:
     assert seen == [{"authorization": "Bearer secret", **BODY, "stream": True}]
 
 
-@in_time
 async def test_the_first_model_that_generates_is_asked() -> None:
     async with serving(says()) as (url, _):
         assert await ChatClient(url).first_generator() == "chat"
@@ -65,7 +64,6 @@ async def test_the_first_model_that_generates_is_asked() -> None:
             await ChatClient(url).first_generator()
 
 
-@in_time
 async def test_a_server_that_does_not_run_is_named_with_the_command_that_starts_one() -> None:
     port = free_port()
     with pytest.raises(ChatError) as caught:
@@ -87,13 +85,11 @@ def error(message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": "x", "param": None, "code": None}}
 
 
-@in_time
 async def test_a_missing_key_is_asked_for() -> None:
     message = await refused(refuses(401, '{"error": {"message": "No API key was sent."}}'))
     assert message.startswith("No API key was sent. (set RAYSTREAM_API_KEY")
 
 
-@in_time
 async def test_an_overloaded_server_says_once_when_to_come_back() -> None:
     body = '{"error": {"message": "The model is overloaded."}}'
     assert await refused(refuses(503, body, Retry_After="7")) == (
@@ -103,7 +99,6 @@ async def test_an_overloaded_server_says_once_when_to_come_back() -> None:
     assert await refused(refuses(503, body, Retry_After="7")) == "Overloaded. Try again in 7 s."
 
 
-@in_time
 async def test_a_refusal_of_another_shape_is_told_by_its_status() -> None:
     for case in every(("", "<html>", "[]", '{"error": "x"}', '{"detail": "x"}')):
         with case as body:
@@ -112,19 +107,16 @@ async def test_a_refusal_of_another_shape_is_told_by_its_status() -> None:
             )
 
 
-@in_time
 async def test_an_error_in_the_stream_is_its_end() -> None:
     assert await refused(says(chunk("a"), framed(error("The model died.")))) == "The model died."
 
 
-@in_time
 async def test_events_that_are_no_chunks_are_refused() -> None:
     for case in every((b"x", b"{}", b"[]", b'{"choices": [1]}', b'{"choices": 3}')):
         with case as data:
             assert "no chunks" in await refused(says(b"data: " + data + b"\n\n"))
 
 
-@in_time
 async def test_a_stream_without_its_end_is_not_taken_for_whole() -> None:
     assert "lost before the end" in await refused(says(chunk("a")))
 
@@ -135,7 +127,6 @@ async def test_a_stream_without_its_end_is_not_taken_for_whole() -> None:
     assert "lost before the end" in await refused(tears)
 
 
-@in_time
 async def test_a_page_is_not_taken_for_a_stream() -> None:
     assert "does not stream" in await refused(refuses(200, "<html>"))
 
@@ -146,7 +137,6 @@ def test_what_is_no_key_is_refused(key: str) -> None:
         ChatClient("http://127.0.0.1:1", key)
 
 
-@in_time
 async def test_nothing_is_read_behind_the_end() -> None:
     async with serving(says(chunk("a"), end(1), b"data: no chunk\n\n")) as (url, _):
         assert await read(url)

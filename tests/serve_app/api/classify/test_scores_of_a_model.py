@@ -19,7 +19,7 @@ from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.tiny_folder import spec
 from tests.pooling.tiny_folder import framing_tokenizer, save_classifier
-from tests.serve_app.apps import client_of
+from tests.serve_app.apps import AppClient, client_of
 from tests.serve_app.local_replica import local_replica
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -66,7 +66,7 @@ async def ask(client: httpx.AsyncClient, path: str, **body: object) -> httpx.Res
 
 
 async def test_5000_characters_are_classified_in_pieces_and_as_a_whole(
-    client: httpx.AsyncClient, folder: Path
+    client: AppClient, folder: Path
 ) -> None:
     asked: dict[str, Any] = {"input": ["short", TEXT], "split": {"max_chars": 100}}
     answer = (await ask(client, "/v1/classify", **asked)).raise_for_status().json()
@@ -91,7 +91,7 @@ async def test_5000_characters_are_classified_in_pieces_and_as_a_whole(
 
 
 async def test_the_embedded_detector_reads_5000_characters_of_documentation(
-    client: httpx.AsyncClient,
+    client: AppClient,
 ) -> None:
     text = " ".join(" ".join(topics.values()).split())[:5000]
     body = {"model": DETECTOR, "input": text, "split": {}}
@@ -126,7 +126,7 @@ def expected_scores(folder: Path, texts: list[str]) -> list[dict[str, float]]:
     return [dict(zip(labels, scores, strict=True)) for scores in scored]
 
 
-async def test_vllm_s_shape_has_the_same_scores(client: httpx.AsyncClient, folder: Path) -> None:
+async def test_vllm_s_shape_has_the_same_scores(client: AppClient, folder: Path) -> None:
     texts = ["one", "another"]
     answer = (await ask(client, "/classify", input=texts)).raise_for_status().json()
     for told, scores in zip(answer["data"], expected_scores(folder, texts), strict=True):
@@ -135,7 +135,7 @@ async def test_vllm_s_shape_has_the_same_scores(client: httpx.AsyncClient, folde
 
 
 async def test_a_text_that_is_too_long_is_refused_with_its_place_or_truncated(
-    client: httpx.AsyncClient,
+    client: AppClient,
 ) -> None:
     answer = await ask(client, "/v1/classify", input=["short", TEXT])
     error = answer.json()["error"]

@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw
 from deployments.text_generator import TextGenerator
 from serve_app.config import AppConfig
 from tests.images import data_uri
+from tests.serve_app.apps import AppClient
 from tests.serve_app.local_replica import local_client, local_generator
 from tests.serve_app.sse_decoder import events_of
 
@@ -59,9 +60,7 @@ async def test_the_embedded_model_s_template_supports_tools(generator: TextGener
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
-async def test_stop_strings_do_not_cut_a_required_call(
-    client: httpx.AsyncClient, path: str
-) -> None:
+async def test_stop_strings_do_not_cut_a_required_call(client: AppClient, path: str) -> None:
     look_up, *_ = ASK["tools"]
     fields: dict[str, Any] = {"tools": [look_up], "tool_choice": "required", "stop": ["depth", "m"]}
     if path != CHAT:
@@ -78,7 +77,7 @@ async def test_stop_strings_do_not_cut_a_required_call(
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 1.5, "seed": 1}])
 async def test_a_required_call_is_valid_by_the_schema(
-    client: httpx.AsyncClient, fields: dict[str, Any]
+    client: AppClient, fields: dict[str, Any]
 ) -> None:
     choice = {"type": "function", "function": {"name": "look_up"}}
     answer = await client.post(CHAT, json={**ASK, "tool_choice": choice, **fields})
@@ -94,7 +93,7 @@ async def test_a_required_call_is_valid_by_the_schema(
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.soak), 16])
 @pytest.mark.parametrize("is_named", [True, False], ids=["named", "required"])
 async def test_a_required_call_is_never_text_wherever_max_tokens_cuts_it(
-    client: httpx.AsyncClient, is_named: bool, step: int
+    client: AppClient, is_named: bool, step: int
 ) -> None:
     choice = {"type": "function", "function": {"name": "look_up"}} if is_named else "required"
     asked = {**ASK, "tool_choice": choice, "parallel_tool_calls": False, "temperature": 0}
@@ -113,7 +112,7 @@ async def test_a_required_call_is_never_text_wherever_max_tokens_cuts_it(
 
 
 @pytest.mark.slow
-async def test_a_function_is_called_and_its_result_is_accepted(client: httpx.AsyncClient) -> None:
+async def test_a_function_is_called_and_its_result_is_accepted(client: AppClient) -> None:
     asked = {**ASK, "tool_choice": "required", "parallel_tool_calls": False, "temperature": 0}
     counted = {key: ASK[key] for key in ("messages", "tools")}
     num_prompt_tokens = (await client.post("/tokenize", json=counted)).json()["count"]

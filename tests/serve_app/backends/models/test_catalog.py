@@ -11,10 +11,11 @@ from deployments.contract.errors import (
     WrongTaskError,
 )
 from serve_app.backends.models.catalog import ModelCatalog
-from tests.deadline import in_time
 from tests.serve_app.fake_pooler import FakeClassifier, FakeCrossEncoder, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend
 from tests.stopped_clock import settle
+
+pytestmark = pytest.mark.in_time
 
 
 class SickBackend(FakeBackend):
@@ -125,7 +126,6 @@ class SickClassifier(FakeClassifier):
         raise ReplicaUnavailableError("gone")
 
 
-@in_time
 async def test_the_first_cross_encoder_compares_texts_even_if_an_embedder_answers_before_it() -> (
     None
 ):
@@ -139,7 +139,6 @@ async def test_the_first_cross_encoder_compares_texts_even_if_an_embedder_answer
     assert (await asking).description.id == "x"
 
 
-@in_time
 async def test_a_classifier_that_fails_or_loads_does_not_keep_an_embedder_from_comparing() -> None:
     loading = FakeCrossEncoder()
     loading.loaded = asyncio.Event()
@@ -152,7 +151,6 @@ async def test_a_classifier_that_fails_or_loads_does_not_keep_an_embedder_from_c
     assert (await catalog.get_comparer(None)).description.id == "x"
 
 
-@in_time
 async def test_where_only_a_model_that_loads_compares_texts_it_is_waited_for() -> None:
     loading = FakeEmbedder()
     loading.loaded = asyncio.Event()
@@ -164,7 +162,6 @@ async def test_where_only_a_model_that_loads_compares_texts_it_is_waited_for() -
     assert (await asking).description.id == "e"
 
 
-@in_time
 async def test_if_no_model_that_answers_compares_texts_the_failure_says_why() -> None:
     classifiers = {"c": FakeClassifier(), "d": SickClassifier("d")}
     with pytest.raises(ReplicaUnavailableError, match="gone"):

@@ -24,7 +24,6 @@ from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.replicas.lost import LostAfterStartError, ReplicaStoppedError
 from serve_app.backends.replicas.offers import MAX_ATTEMPTS
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
-from tests.deadline import in_time
 from tests.offenders import every
 from tests.serve_app.backends.replicas.test_handles import (
     ERRORS,
@@ -36,6 +35,9 @@ from tests.serve_app.backends.replicas.test_handles import (
 from tests.serve_app.backends.replicas.test_offers import full, running
 from tests.serve_app.fake_pooler import as_row
 from tests.stopped_clock import settle
+
+pytestmark = pytest.mark.in_time
+
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -199,7 +201,6 @@ async def suspects(
 SUSPECT = replace(REQUEST, num_deaths=1)
 
 
-@in_time
 async def test_a_suspect_is_answered_after_its_go_ahead() -> None:
     async with suspects(Pooled(ANSWER, "a")) as (model, replica):
         assert await model.send(SUSPECT) == ANSWER
@@ -209,14 +210,12 @@ async def test_a_suspect_is_answered_after_its_go_ahead() -> None:
             await model.send(SUSPECT)
 
 
-@in_time
 async def test_a_suspect_that_is_lost_after_its_go_ahead_has_begun() -> None:
     async with suspects(ActorDiedError()) as (model, _):
         with pytest.raises(LostAfterStartError):
             await model.send(SUSPECT)
 
 
-@in_time
 async def test_a_suspect_without_its_go_ahead_has_not_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -228,7 +227,6 @@ async def test_a_suspect_without_its_go_ahead_has_not_begun(
         assert replica.num_begun == 0
 
 
-@in_time
 async def test_a_suspect_that_is_lost_before_its_start_has_not_begun() -> None:
     model, handle = backend()
     handle.suspects.put(ActorDiedError())
@@ -238,7 +236,6 @@ async def test_a_suspect_that_is_lost_before_its_start_has_not_begun() -> None:
     assert handle.suspects.is_cancelled
 
 
-@in_time
 async def test_a_suspect_whose_replica_is_stopped_did_not_kill_it() -> None:
     async with suspects(asyncio.CancelledError()) as (model, _):
         with pytest.raises(ReplicaStoppedError):

@@ -25,9 +25,11 @@ from serve_app.backends.replicas.backend import GenerationStream
 from serve_app.backends.replicas.lost import LostAfterStartError, ReplicaStoppedError
 from serve_app.backends.streams.failover import Failover
 from serve_app.backends.streams.losses import FailoverLimits
-from tests.deadline import in_time
 from tests.deployments.local_handle import local_backend
 from tests.stopped_clock import settle
+
+pytestmark = pytest.mark.in_time
+
 
 if TYPE_CHECKING:
     from serve_app.backends.replicas.replica_departures import Departures
@@ -106,7 +108,6 @@ async def rest_of(stream: GenerationStream) -> TextDelta:
     return TextDelta.join([delta async for deltas in stream for delta in deltas])
 
 
-@in_time
 async def test_a_stream_ends_with_its_last_delta_and_its_call_is_read_to_its_end(
     replica: Replica,
 ) -> None:
@@ -118,7 +119,6 @@ async def test_a_stream_ends_with_its_last_delta_and_its_call_is_read_to_its_end
     await stream.aclose()
 
 
-@in_time
 async def test_a_stream_whose_reader_stops_early_is_cancelled(replica: Replica) -> None:
     stream = await replica.backend.send(REQUEST)
     replica.gain(FIRST)
@@ -131,7 +131,6 @@ async def test_a_stream_whose_reader_stops_early_is_cancelled(replica: Replica) 
     assert await rest_of(other) == LAST
 
 
-@in_time
 async def test_each_reader_gets_only_its_own_deltas(replica: Replica) -> None:
     streams = [await replica.backend.send(REQUEST) for _ in range(20)]
     for step in range(10):
@@ -143,7 +142,6 @@ async def test_each_reader_gets_only_its_own_deltas(replica: Replica) -> None:
     assert {delta.text for delta in found} == {"0123456789"}
 
 
-@in_time
 async def test_a_replica_that_is_lost_ends_its_streams_after_what_has_arrived(
     replica: Replica,
 ) -> None:
@@ -164,7 +162,6 @@ async def test_a_replica_that_is_lost_ends_its_streams_after_what_has_arrived(
         (TextDelta((), "", FinishReason.ERROR, "out of memory"), GenerationFailedError),
     ],
 )
-@in_time
 async def test_a_stream_that_was_cut_gives_its_deltas_and_then_an_error(
     replica: Replica, last: TextDelta, raised: type[RaystreamError]
 ) -> None:
@@ -180,7 +177,6 @@ async def test_a_stream_that_was_cut_gives_its_deltas_and_then_an_error(
             await anext(deltas)
 
 
-@in_time
 async def test_a_text_whose_failure_is_not_read_yet_does_not_leave_its_replica(
     replica: Replica,
 ) -> None:
@@ -205,7 +201,6 @@ async def test_a_text_whose_failure_is_not_read_yet_does_not_leave_its_replica(
         await anext(deltas)
 
 
-@in_time
 async def test_a_failed_call_ends_its_stream_as_aborted(replica: Replica) -> None:
     stream = await replica.backend.send(REQUEST)
     replica.error = KeyError("a bug")
@@ -214,7 +209,6 @@ async def test_a_failed_call_ends_its_stream_as_aborted(replica: Replica) -> Non
         await rest_of(stream)
 
 
-@in_time
 async def test_a_call_that_ends_without_a_last_delta_does_not_hang(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,7 +222,6 @@ async def test_a_call_that_ends_without_a_last_delta_does_not_hang(
         await rest_of(stream)
 
 
-@in_time
 async def test_a_replica_whose_channel_cannot_be_reached_is_unavailable_and_its_call_cancelled(
     replica: Replica,
 ) -> None:
@@ -239,7 +232,6 @@ async def test_a_replica_whose_channel_cannot_be_reached_is_unavailable_and_its_
     await replica.idle.wait()
 
 
-@in_time
 async def test_a_suspect_begins_with_its_go_ahead(replica: Replica) -> None:
     replica.is_suspicious = True
     stream = await replica.backend.send(REQUEST)
@@ -249,7 +241,6 @@ async def test_a_suspect_begins_with_its_go_ahead(replica: Replica) -> None:
         assert await rest_of(stream) == LAST
 
 
-@in_time
 async def test_a_suspect_whose_replica_cannot_be_reached_has_not_begun(replica: Replica) -> None:
     replica.is_suspicious = True
     await replica.channels.address()
@@ -261,7 +252,6 @@ async def test_a_suspect_whose_replica_cannot_be_reached_has_not_begun(replica: 
     assert replica.num_begun == 0
 
 
-@in_time
 async def test_a_suspect_whose_replica_did_not_hear_its_go_ahead_in_time_has_not_begun(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,7 +264,6 @@ async def test_a_suspect_whose_replica_did_not_hear_its_go_ahead_in_time_has_not
 
 
 @pytest.mark.parametrize("call_ends", [True, False], ids=["dies", "falls silent"])
-@in_time
 async def test_a_suspect_whose_replica_is_lost_after_the_go_ahead_has_begun(
     replica: Replica, monkeypatch: pytest.MonkeyPatch, call_ends: bool
 ) -> None:
@@ -293,7 +282,6 @@ async def test_a_suspect_whose_replica_is_lost_after_the_go_ahead_has_begun(
     assert replica.num_begun == 1
 
 
-@in_time
 async def test_a_suspect_s_call_may_say_after_the_channel_how_its_replica_has_ended(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,7 +297,6 @@ async def test_a_suspect_s_call_may_say_after_the_channel_how_its_replica_has_en
         await replica.backend.send(REQUEST)
 
 
-@in_time
 async def test_an_engine_that_fails_is_no_graceful_end(replica: Replica) -> None:
     stream = await replica.backend.send(REQUEST)
     replica.gain(TextDelta((), "", FinishReason.ABORT, "the engine has failed"))

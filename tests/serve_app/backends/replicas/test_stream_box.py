@@ -12,12 +12,13 @@ from serve_app.backends.replicas.stream_box import (
     Rounds,
     StreamBox,
 )
-from tests.deadline import in_time
 from tests.stopped_clock import Clock, settle
 
 DELTAS = [TextDelta((i,), str(i)) for i in range(4)]
 LAST = TextDelta((9,), "9", FinishReason.STOP)
 LOST = ReplicaUnavailableError("lost")
+
+pytestmark = pytest.mark.in_time
 
 
 def make_box(rounds: Rounds | None = None) -> StreamBox:
@@ -32,7 +33,6 @@ async def begun(rounds: Rounds | None = None) -> StreamBox:
     return box
 
 
-@in_time
 async def test_a_late_reader_gets_all_deltas_in_order() -> None:
     box = make_box()
     for delta in DELTAS:
@@ -40,7 +40,6 @@ async def test_a_late_reader_gets_all_deltas_in_order() -> None:
     assert await box.take() == DELTAS
 
 
-@in_time
 async def test_the_first_delta_and_the_last_wake_their_reader_at_once(advance: Clock) -> None:
     rounds = Rounds()
     busy = await begun(rounds)
@@ -63,7 +62,6 @@ async def test_the_first_delta_and_the_last_wake_their_reader_at_once(advance: C
     assert box.is_complete
 
 
-@in_time
 async def test_between_first_and_last_readers_are_woken_once_in_an_interval(advance: Clock) -> None:
     rounds = Rounds()
     boxes = [await begun(rounds) for _ in range(2)]
@@ -84,7 +82,6 @@ async def test_between_first_and_last_readers_are_woken_once_in_an_interval(adva
         assert [reader.result() for reader in readers] == [DELTAS[2:]] * 2
 
 
-@in_time
 async def test_the_longer_readers_take_the_rarer_they_are_woken(advance: Clock) -> None:
     box = await begun()
     busy_s = 5 * MIN_INTERVAL_S
@@ -108,7 +105,6 @@ async def test_the_longer_readers_take_the_rarer_they_are_woken(advance: Clock) 
     assert next_reader.result() == [DELTAS[2]]
 
 
-@in_time
 async def test_readers_do_not_wait_as_long_again_after_their_process_was_stopped(
     advance: Clock,
 ) -> None:
@@ -124,7 +120,6 @@ async def test_readers_do_not_wait_as_long_again_after_their_process_was_stopped
     assert reader.result() == [DELTAS[2]]
 
 
-@in_time
 async def test_a_cancelled_reader_leaves_the_deltas() -> None:
     box = make_box()
     reader = asyncio.ensure_future(box.take())
@@ -135,7 +130,6 @@ async def test_a_cancelled_reader_leaves_the_deltas() -> None:
     assert await box.take() == [DELTAS[0]]
 
 
-@in_time
 async def test_a_failed_stream_gives_what_has_arrived_and_then_the_error_each_time() -> None:
     box = await begun()
     box.put(DELTAS[1])
@@ -147,7 +141,6 @@ async def test_a_failed_stream_gives_what_has_arrived_and_then_the_error_each_ti
             await box.take()
 
 
-@in_time
 async def test_a_complete_stream_does_not_fail() -> None:
     box = make_box()
     box.put(LAST)
@@ -155,7 +148,6 @@ async def test_a_complete_stream_does_not_fail() -> None:
     assert await box.take() == [LAST]
 
 
-@in_time
 async def test_a_round_after_the_last_take_gives_nothing(advance: Clock) -> None:
     box = await begun()
     box.put(DELTAS[1])  # for the next round

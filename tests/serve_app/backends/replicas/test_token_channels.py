@@ -16,10 +16,11 @@ from deployments.contract.output import FinishReason, TextDelta
 from serve_app.backends.replicas import token_channels as module
 from serve_app.backends.replicas.stream_box import StreamBox
 from serve_app.backends.replicas.token_channels import MAX_NUM_SILENT_TICKS, TokenChannels
-from tests.deadline import in_time
 from tests.serve_app.tls_server import certify
 
 FIRST, LAST = TextDelta((1,), "a"), TextDelta((2,), "b", FinishReason.STOP)
+
+pytestmark = pytest.mark.in_time
 
 
 @pytest.fixture
@@ -55,7 +56,6 @@ def drop_connections(replica: ChannelServer) -> None:
         connection.close()
 
 
-@in_time
 async def test_all_streams_share_one_connection(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -65,7 +65,6 @@ async def test_all_streams_share_one_connection(
         await check_passes(replica, box, FIRST)
 
 
-@in_time
 async def test_deltas_that_arrive_before_the_call_is_accepted_are_kept(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -75,7 +74,6 @@ async def test_deltas_that_arrive_before_the_call_is_accepted_are_kept(
     await channels.connect(box, await replica.address())
 
 
-@in_time
 async def test_one_ingress_reads_from_two_replicas_and_loses_only_one(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -93,7 +91,6 @@ async def test_one_ingress_reads_from_two_replicas_and_loses_only_one(
         assert await one.take() == [LAST]
 
 
-@in_time
 async def test_all_streams_of_a_lost_replica_fail_at_once_after_what_has_arrived(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -108,7 +105,6 @@ async def test_all_streams_of_a_lost_replica_fail_at_once_after_what_has_arrived
             await box.take()
 
 
-@in_time
 async def test_a_stream_that_is_complete_survives_its_replica(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -122,7 +118,6 @@ async def test_a_stream_that_is_complete_survives_its_replica(
     assert await complete.take() == [LAST]
 
 
-@in_time
 async def test_a_stream_whose_deltas_came_through_a_lost_channel_fails(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -140,7 +135,6 @@ async def test_a_stream_whose_deltas_came_through_a_lost_channel_fails(
             await early.take()
 
 
-@in_time
 async def test_a_replica_that_is_silent_for_too_long_is_lost(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -156,7 +150,6 @@ async def test_a_replica_that_is_silent_for_too_long_is_lost(
         await box.take()
 
 
-@in_time
 async def test_after_a_loss_the_next_stream_connects_anew(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -168,7 +161,6 @@ async def test_after_a_loss_the_next_stream_connects_anew(
     await check_passes(replica, box, LAST)
 
 
-@in_time
 async def test_a_replica_that_refuses_or_does_not_listen_is_unavailable(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -183,7 +175,6 @@ async def test_a_replica_that_refuses_or_does_not_listen_is_unavailable(
     assert channels._channels == {}
 
 
-@in_time
 async def test_a_replica_that_does_not_answer_is_unavailable(
     channels: TokenChannels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +189,6 @@ async def test_a_replica_that_does_not_answer_is_unavailable(
         writer.close()
 
 
-@in_time
 async def test_a_replica_that_answers_nonsense_is_unavailable(channels: TokenChannels) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -212,7 +202,6 @@ async def test_a_replica_that_answers_nonsense_is_unavailable(channels: TokenCha
     strange.close()
 
 
-@in_time
 async def test_the_end_of_a_lost_channel_does_not_drop_the_one_that_opens_anew(
     channels: TokenChannels, replica: ChannelServer
 ) -> None:
@@ -230,7 +219,6 @@ async def test_the_end_of_a_lost_channel_does_not_drop_the_one_that_opens_anew(
     assert list(channels._channels.values()) == [opening_anew]
 
 
-@in_time
 async def test_a_channel_that_is_lost_while_it_opens_is_not_used_again(
     channels: TokenChannels, replica: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,7 +237,6 @@ async def test_a_channel_that_is_lost_while_it_opens_is_not_used_again(
     await opened(channels, replica)
 
 
-@in_time
 async def test_closing_ends_connections_that_are_still_opening(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -279,7 +266,6 @@ async def test_closing_ends_connections_that_are_still_opening(
 REQUEST_ID: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="none")
 
 
-@in_time
 async def test_a_channel_does_not_inherit_the_context_of_the_request_that_opened_it(
     channels: TokenChannels, replica: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,7 +298,6 @@ def tls_environment(folder: Path, name: str = "localhost") -> dict[str, str]:
     }
 
 
-@in_time
 async def test_with_ray_s_tls_both_sides_verify_each_other(tmp_path: Path) -> None:
     environment = tls_environment(tmp_path / "cluster")
     replica = ChannelServer("localhost", TlsFiles.of(environment))
@@ -332,7 +317,6 @@ async def test_with_ray_s_tls_both_sides_verify_each_other(tmp_path: Path) -> No
     replica.close()
 
 
-@in_time
 async def test_a_certificate_of_another_host_is_refused(tmp_path: Path) -> None:
     environment = tls_environment(tmp_path / "cluster", "elsewhere")
     replica = ChannelServer("localhost", TlsFiles.of(environment))

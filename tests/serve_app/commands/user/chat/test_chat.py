@@ -19,14 +19,13 @@ from serve_app.client.chat_client import ChatClient, ChatError
 from serve_app.commands.run.server_record import FoundServer, ServerRecord
 from serve_app.commands.user.chat.chat import Chat, key_for, url_of_own
 from serve_app.commands.user.chat.conversation import Conversation
-from tests.deadline import in_time
 from tests.serve_app.client.fake_server import Answering, Write, chunk, end, refuses, says, serving
 
 COMMAND = (sys.executable, "-m", "serve_app", "chat", "--url")
 ANSWER = says(chunk("Join **two** "), b": moved\n\n", chunk("paths."), end(4))
 KEYS = {"RAYSTREAM_API_KEY": "", "OPENAI_API_KEY": ""}
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.in_time]
 
 
 async def piped(
@@ -46,7 +45,6 @@ async def piped(
     return process.returncode, output.decode(), errors.decode()
 
 
-@in_time
 async def test_a_question_from_standard_input_gets_the_bare_answer() -> None:
     async with serving(ANSWER) as (url, seen):
         code, output, errors = await piped(
@@ -63,7 +61,6 @@ async def test_a_question_from_standard_input_gets_the_bare_answer() -> None:
     assert "temperature" not in request
 
 
-@in_time
 async def test_an_argument_is_the_question() -> None:
     async with serving(ANSWER) as (url, seen):
         options = ("--model", "other", "--system", "Be brief.")
@@ -73,7 +70,6 @@ async def test_an_argument_is_the_question() -> None:
     assert seen[0]["model"] == "other"
 
 
-@in_time
 async def test_errors_are_one_line_and_the_exit_code_1() -> None:
     async with serving(refuses(503, "", Retry_After="9")) as (url, _):
         code, output, errors = await piped(url, "How?")
@@ -86,7 +82,6 @@ async def test_errors_are_one_line_and_the_exit_code_1() -> None:
     assert errors.startswith("Error: nothing answers at")
 
 
-@in_time
 async def test_an_answer_that_breaks_off_ends_its_line_and_fails() -> None:
     async with serving(says(chunk("Join"))) as (url, _):
         code, output, errors = await piped(url, "How?")
@@ -147,7 +142,6 @@ async def on_terminal(url: str, *options: str) -> AsyncIterator[Terminal]:
         os.close(controller)
 
 
-@in_time
 async def test_a_conversation_keeps_its_turns_until_it_is_cleared(tmp_path: Path) -> None:
     saved = tmp_path / "talk.json"
     async with serving(ANSWER) as (url, seen), on_terminal(url) as terminal:
@@ -196,7 +190,6 @@ def without_end(started: asyncio.Event, left: asyncio.Event) -> Answering:
     return answer
 
 
-@in_time
 async def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
     started, left = asyncio.Event(), asyncio.Event()
     async with serving(without_end(started, left)) as (url, _), on_terminal(url) as terminal:
@@ -210,7 +203,6 @@ async def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
         assert await terminal.process.wait() == 0
 
 
-@in_time
 async def test_an_error_does_not_end_the_conversation() -> None:
     async with serving(refuses(429, "", Retry_After="9")) as (url, _), on_terminal(url) as terminal:
         await terminal.shows("chat at")
