@@ -1,6 +1,7 @@
 import gzip
 import json
 
+import httpx
 import pytest
 from fastapi import FastAPI
 
@@ -177,7 +178,8 @@ async def test_a_bug_of_ours_is_raised_again_for_the_log(
     app: FastAPI, backend: FakeBackend
 ) -> None:
     backend.refusal = ZeroDivisionError("secret")
-    async with client_of(app) as client:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         with pytest.raises(ZeroDivisionError):
             await client.post(CHAT, json=HI)
 
