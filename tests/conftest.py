@@ -68,10 +68,10 @@ class ServingApart(LoadFileScheduling):  # type: ignore[misc] # xdist ships no t
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest: the tests that need a Ray; bound those that ask for it."""
-    for item in items:
-        is_asynchronous = isinstance(item, pytest.Function) and iscoroutinefunction(item.obj)
-        if is_asynchronous and item.get_closest_marker("in_time"):
-            item.obj = in_time(item.obj)
+    functions = (item for item in items if isinstance(item, pytest.Function))
+    for function in functions:
+        if function.get_closest_marker("in_time") and iscoroutinefunction(function.obj):
+            function.obj = in_time(function.obj)
     items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in SERVING])
 
 
