@@ -8,8 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from deployments.contract.model_spec import ModelConfig
+from serve_app.vllm_environment import runtime_env_of
+
 TEMPLATES: Final = {"generate": "pydoc-chat", "classify": "pydoc-detector"}
 """The root's model whose settings a model of each task takes over."""
+
+VLLM_FOLDER: Final = "/opt/vllm"
+"""Where an image that was built with `VLLM` has vLLM's environment."""
 
 INGRESS_KIND: Final = "cpu"
 """The nodes of the ingresses: a GPU node without one can leave when its streams have moved."""
@@ -28,6 +34,7 @@ class Model:
         config: The file of tests/hub_configs that holds its configuration.
         max_replicas: How many replicas there may be.
         target_waiting_tokens: One more replica each time this many tokens wait; None: the root's.
+        tensor_parallel_size: GPUs that vLLM divides the model among; None: raystream's own engine.
     """
 
     id: str
@@ -38,6 +45,7 @@ class Model:
     config: str
     max_replicas: int = 1
     target_waiting_tokens: int | None = None
+    tensor_parallel_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +56,13 @@ class GpuOverlay:
         node_kind: The label of its GPU workers.
         gpu_memory: What `raystream plan` is told: the memory that such a card has at least.
         models: Its models.
+        num_gpus: The GPUs of each worker.
     """
 
     node_kind: str
     gpu_memory: str
     models: tuple[Model, ...]
+    num_gpus: int = 1
 
 
 QWEN: Final = Model(
@@ -82,6 +92,7 @@ RADAR: Final = Model(
 # One more replica for about 220 texts of 300 characters, 75 tokens each.
 RADAR_ALONE: Final = replace(RADAR, num_gpus=1, max_replicas=4, target_waiting_tokens=16_384)
 
+QWEN_DIVIDED: Final = replace(QWEN, num_gpus=2, tensor_parallel_size=2)
 QWEN_SCALED: Final = replace(QWEN, max_replicas=4)
 
 OVERLAYS: Final[Mapping[str, GpuOverlay]] = {
@@ -89,6 +100,7 @@ OVERLAYS: Final[Mapping[str, GpuOverlay]] = {
     "gpu-shared": GpuOverlay("gpu-48gb", "44GiB", (GEMMA, RADAR)),
     "inference-gateway": GpuOverlay("gpu-48gb", "44GiB", (QWEN_SCALED,)),
     "gpu-multi": GpuOverlay("a100-40gb", "39GiB", (RADAR_ALONE,)),
+    "gpu-vllm": GpuOverlay("gpu-2x24gb", "22GiB", (QWEN_DIVIDED,), num_gpus=2),
 }
 """By the name of the folder. Other overlays with GPUs build on one of these."""
 
@@ -126,6 +138,18 @@ def _entry(template: Mapping[str, Any], model: Model) -> dict[str, Any]:
         "device": "cuda",
         "num_gpus": model.num_gpus,
         "num_cpus": 1,
+        **_engine(model),
+    }
+
+
+def _engine(model: Model) -> dict[str, Any]:
+    if model.tensor_parallel_size is None:
+        return {}
+    return {
+        "engine": "vllm",
+        "engine_python": VLLM_FOLDER,
+        "engine_args": {"tensor_parallel_size": model.tensor_parallel_size},
+        "num_threads": 1,  # `auto` would be the cores of the machine that writes this file
     }
 
 
@@ -159,7 +183,18 @@ def _deployment(template: Mapping[str, Any], model: Model, node_kind: str) -> di
             "num_cpus": 1,
             "num_gpus": model.num_gpus,
             "label_selector": {"node-kind": node_kind},
+            **_runtime_env(model),
         },
         # A second replica would need a second card, or a second share of this one.
         "max_surge_percent": 0,
+        # vLLM's check may wait for a token of its engine.
+        **({} if model.tensor_parallel_size is None else {"health_check_timeout_s": 10}),
     }
+
+
+def _runtime_env(model: Model) -> dict[str, Any]:
+    """Return vLLM's environment, which `ray_actor_options` would otherwise take away."""
+    if model.tensor_parallel_size is None:
+        return {}
+    entry = {"id": model.id, "source": model.source, **_engine(model)}
+    return {"runtime_env": runtime_env_of(ModelConfig.model_validate(entry))}

@@ -82,7 +82,7 @@ def test_the_first_replica_brings_the_first_gpu_node_from_zero(name: str) -> Non
 @pytest.mark.parametrize(
     ("name", "gpu_pods"),
     [("gpu-single", 1), ("gpu-shared", 1), ("gpu-multi", 4), ("eks", 1), ("gke", 4),
-     ("inference-gateway", 4)],
+     ("inference-gateway", 4), ("gpu-vllm", 1)],
 )  # fmt: skip
 def test_all_replicas_that_may_be_find_a_pod(name: str, gpu_pods: int) -> None:
     launched, infeasible = pods_for(rendering_of(name), "max_replicas")

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from benchmarks.free_port import free_port
+from k8s.gpu_configs import VLLM_FOLDER
 from k8s.make_base import K8S, ROOT
 from serve_app.commands.server_environment import HAPROXY_PORTS
 from serve_app.shipped_files import parse_env
@@ -53,9 +54,9 @@ def test_every_stage_begins_with_a_base_that_the_build_names_by_digest() -> None
 
 def test_the_last_stage_has_what_probes_and_haproxy_need_and_no_compiler() -> None:
     (run,) = (arguments for name, arguments in last_stage() if name == "RUN")
-    installed = re.findall(r"--no-install-recommends ([\w ]+?) &&", run)
-    assert [names.split() for names in installed] == [["bash", "wget"]]
-    assert run.endswith("&& ! command -v cc gcc g++ clang")
+    installed = re.findall(r"--no-install-recommends (.+?) &&", run)
+    assert [names.split() for names in installed] == [["bash", "wget", "${VLLM:+g++}"]]
+    assert run.endswith('&& { [ -n "${VLLM}" ] || ! command -v cc gcc g++ clang; }')
     (env,) = (arguments for name, arguments in last_stage() if name == "ENV")
     assert f"RAY_SERVE_HAPROXY_BINARY_PATH={FOLDER}/bin/raystream-haproxy" in env
     assert f"PATH={FOLDER}/bin:${{PATH}}" in env
@@ -97,6 +98,10 @@ def test_all_that_is_copied_exists_and_is_let_through() -> None:
 def test_the_build_installs_by_the_script() -> None:
     runs = [arguments for name, arguments in instructions() if name == "RUN"]
     assert runs[0] == f'k8s/install.sh --torch "${{TORCH}}" {FOLDER}'
+    vllm = f'raystream install-engine vllm "--${{VLLM}}" --to {VLLM_FOLDER}'
+    assert f'[ -z "${{VLLM}}" ] || {FOLDER}/bin/{vllm}' in runs[1]
+    copies = [arguments for name, arguments in last_stage() if name == "COPY"]
+    assert copies == [f"--from=build {folder} {folder}" for folder in (FOLDER, VLLM_FOLDER)]
 
 
 def dry_run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -30,6 +30,7 @@ from serve_app.config import INGRESS_NAME, LEDGER_NAME, AppConfig
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
 from serve_app.middleware.auth import UnprotectedServerError, require_protection
 from serve_app.strict_yaml import UniqueKeyLoader, in_words, line_of
+from serve_app.vllm_environment import runtime_env_of
 
 LOAD_POLICY = "deployments.autoscaling:LoadPolicy"
 OWN_NAMES = (INGRESS_NAME, LEDGER_NAME)
@@ -392,6 +393,12 @@ def _resource_problems(options: dict[str, Any], model: ModelConfig, path: str) -
                 f"{path}: {key} is missing. Ray replaces both num_cpus and num_gpus of the model's "
                 f"entry by this section: set {key} here too, or leave the section out"
             )
+    if model.engine == "vllm" and not (options.get("runtime_env") or {}).get("py_executable"):
+        yield (
+            f"{path}: runtime_env is missing. Ray replaces the environment of vLLM by this "
+            "section, too: leave the section out, or add the line `runtime_env: "
+            f"{json.dumps(runtime_env_of(model))}`"
+        )
 
 
 def _join(path: str, key: str) -> str:

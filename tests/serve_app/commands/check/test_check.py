@@ -376,3 +376,19 @@ def test_a_file_that_can_not_be_read_is_named(
 ) -> None:
     assert not check_file(str(tmp_path / "none.yaml"))
     assert capsys.readouterr().err == f"{tmp_path / 'none.yaml'}: No such file or directory\n"
+
+
+def test_resources_that_take_vllms_environment_away_are_refused_with_what_to_write() -> None:
+    model = {"id": "m", "source": "s", "engine": "vllm", "engine_python": "/envs/v"}
+    options: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1}
+    application = {
+        "import_path": "serve_app.app:build",
+        "args": {"models": [model], "auth": {"allow_anonymous": True}},
+        "deployments": [{"name": "m", "ray_actor_options": options}],
+    }
+    (problem,) = find_problems(yaml.safe_dump({"applications": [application]}))
+    assert problem.startswith("applications[0].deployments[0].ray_actor_options: runtime_env is")
+    line = yaml.safe_load(problem.partition("add the line `")[2].removesuffix("`"))
+    assert line["runtime_env"]["py_executable"] == "/envs/v/bin/python"
+    options |= line
+    assert find_problems(yaml.safe_dump({"applications": [application]})) == []
