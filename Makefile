@@ -55,7 +55,7 @@ test-vllm: $(STAMP) $(VLLM) ## run the tests that need vLLM, in at most 8 minute
 		--constraint requirements-vllm.lock pytest pytest-asyncio pytest-xdist hypothesis
 	@GOMP_SPINCOUNT=0 .venv-vllm/bin/python -m pytest --confcutdir=tests/vllm_engine \
 		-m 'vllm and not processes' tests/vllm_engine
-	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -m 'vllm and processes'
+	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -m 'vllm and processes' tests/vllm_engine
 
 quick: $(STAMP) ## run the tests that need no other program and no more than a second each
 	@$(BIN)/python -m pytest -n 2 --ignore=tests/ray --ignore=tests/clients --ignore=tests/k8s/live \

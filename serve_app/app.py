@@ -6,7 +6,6 @@ Each model gets a deployment named after it; one ingress takes the requests for 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ from deployments.plan.replica_plan import counted_shape
 from deployments.pooling.model_outline import load_config as load_pooler_config
 from deployments.text_generator import TextGenerator
 from deployments.text_pooler import TextPooler
+from deployments.vllm_generator import VllmGenerator
+from deployments.vllm_pooler import VllmPooler
 from serve_app.backends.models.cluster_state import deployed_files, running_demands
 from serve_app.backends.models.model_files import Nodes, RayNodes, unreadable
 from serve_app.backends.replicas.model_router import PATH as MODEL_ROUTER
@@ -64,9 +65,6 @@ MIN_ONGOING_REQUESTS = 512
 """Ray's routers must not hold a burst back: the model's replica queues and refuses requests."""
 
 LOOPBACK = "127.0.0.1"
-
-VLLM_GENERATOR = "deployments.vllm_generator"
-VLLM_POOLER = "deployments.vllm_pooler"
 
 UNAUTHENTICATED_RAY = (
     "Ray asks for no token: anyone who can reach one of its ports, or a replica's, can run code on "
@@ -408,10 +406,7 @@ def _bind(model: ModelConfig, spec: ModelSpec, num_cpus: float) -> Application:
 
 def _replica_of(model: ModelConfig) -> type:
     if model.engine == "vllm":
-        generates = model.task == "generate"
-        module = import_module(VLLM_GENERATOR if generates else VLLM_POOLER)
-        replica: type = module.VllmGenerator if generates else module.VllmPooler
-        return replica
+        return VllmGenerator if model.task == "generate" else VllmPooler
     return TextGenerator if model.task == "generate" else TextPooler
 
 

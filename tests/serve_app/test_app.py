@@ -1,4 +1,3 @@
-import sys
 from importlib import reload
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from ray.serve.schema import ServeApplicationSchema
 import deployments
 import serve_app
 from deployments.contract.model_spec import ModelConfig
+from deployments.vllm_generator import VllmGenerator
 from serve_app import app
 from serve_app.commands.check.compose import BUILDER
 from serve_app.commands.run import worker_logs
@@ -256,14 +256,11 @@ def test_a_package_that_hides_ours_in_a_process_of_ray_s_is_named(
         reload(serve_app)
 
 
-def test_a_model_of_vllm_is_bound_to_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    replica = type("VllmGenerator", (), {})
-    module = SimpleNamespace(VllmGenerator=replica)
-    monkeypatch.setitem(sys.modules, app.VLLM_GENERATOR, module)
+def test_a_model_of_vllm_is_bound_to_its_environment() -> None:
     entry = {"id": "m", "source": "x", "engine": "vllm", "engine_python": "/envs/v"}
     model = ModelConfig.model_validate({**entry, "engine_args": {"tensor_parallel_size": 2}})
     bound: Any = app._bind(model, to_spec(model, 2.0), 0.5)._bound_deployment
     options = bound.ray_actor_options
-    assert issubclass(bound.func_or_class, replica)
+    assert issubclass(bound.func_or_class, VllmGenerator)
     assert (options["num_cpus"], options["num_gpus"]) == (0.5, 2.0)
     assert options["runtime_env"]["py_executable"] == "/envs/v/bin/python"

@@ -1,7 +1,7 @@
 """Leaves out the tests that import vLLM, unless the pytest of vLLM's environment runs them.
 
-That environment lacks what the other tests need, so pytest must not read their conftest.py:
-`--confcutdir=tests/vllm_engine`.
+That environment lacks what the other tests need, those of whole servers (`served/`) too, so pytest
+must not read their conftest.py: `--confcutdir=tests/vllm_engine`.
 """
 
 import gc
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from tests.vllm_engine.in_process import InProcessEngine
 
 HAS_VLLM = find_spec("vllm") is not None
-collect_ignore = [] if HAS_VLLM else ["test_draws.py", "test_grammars.py", "test_scheduler.py"]
+IMPORTING = ["test_allowed_args.py", "test_draws.py", "test_grammars.py", "test_scheduler.py"]
+collect_ignore = ["served"] if HAS_VLLM else IMPORTING
 
 if HAS_VLLM:
     # Read when vLLM is imported. The model runs in this process, so that tests reach its logits.

@@ -3,12 +3,11 @@
 from dataclasses import fields
 
 import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs
 
 from deployments.contract.vllm_args import VllmArgs
 
-arg_utils = pytest.importorskip("vllm.engine.arg_utils", reason="runs in vLLM's environment")
-
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 GIVEN = {
     "tensor_parallel_size": 2,
@@ -25,13 +24,13 @@ GIVEN = {
 
 
 def test_vllm_has_every_key_that_is_allowed_or_refused() -> None:
-    known = {field.name for field in fields(arg_utils.AsyncEngineArgs)}
+    known = {field.name for field in fields(AsyncEngineArgs)}
     assert VllmArgs.model_fields.keys() - known == set()
     assert VllmArgs.refused_keys.keys() - known == set()
 
 
 def test_vllm_takes_the_values_as_the_file_has_them() -> None:
     given = VllmArgs.model_validate(GIVEN).given
-    made = arg_utils.AsyncEngineArgs(model="m", **given)
+    made = AsyncEngineArgs(model="m", **given)
     assert {name: getattr(made, name) for name in given} == given
     assert made.limit_mm_per_prompt == {"image": 4}

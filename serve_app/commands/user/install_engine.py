@@ -39,7 +39,8 @@ PROOF: Final = """
 import vllm
 from vllm.v1.engine.async_llm import AsyncLLM
 import ray.serve
-import deployments.text_generator
+import deployments.vllm_generator
+import deployments.vllm_engine.engine
 print(vllm.__version__)
 """
 """What a replica imports before it loads a model."""
