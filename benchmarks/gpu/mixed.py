@@ -3,6 +3,7 @@
 import statistics
 import threading
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -24,22 +25,28 @@ HOLD_S = 0.002
 class MixedEngine:
     """An engine in which sequences decode for as long as it is measured."""
 
-    def __init__(self, loaded: LoadedModel, num_decode: int, length: int, num_tokens: int) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        num_decode: int,
+        length: int,
+        prompts: Sequence[tuple[int, int]] = ((1, 0),),
+    ) -> None:
         """Prefill the sequences.
 
         Args:
             loaded: The model.
             num_decode: The sequences.
             length: The tokens of each.
-            num_tokens: The most tokens that are prefilled in a step beside them.
+            prompts: How many prompts are prefilled in a step beside them, and the tokens of each.
         """
         self._vocab_size: int = loaded.text_config.vocab_size
         self._num_decode = num_decode
         self._num_added = 0
         limits = EngineLimits(
-            max(1, 2 * num_decode),
-            max(2 * length, 2 * num_tokens, 64),
-            num_tokens + num_decode,
+            num_decode + max(number for number, _ in prompts),
+            max(2 * length, 1 + max(each for _, each in prompts)),
+            num_decode + max(length, *(number * each for number, each in prompts)),
             prefix_caching=False,
         )
         self.engine = Engine(loaded, limits)

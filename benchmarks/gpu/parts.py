@@ -108,7 +108,8 @@ def gpu_tests(machine: Machine) -> Iterator[Row]:
         yield {"tests": "pytest is not installed"}
         return
     options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-o", "filterwarnings="]
-    folders = ["tests/engine/attention", "tests/engine/replay", "tests/benchmarks/test_gpu.py"]
+    folders = ["tests/engine/attention", "tests/engine/replay", "tests/compute/gpu"]
+    folders.append("tests/benchmarks/test_gpu.py")
     command = [sys.executable, "-m", "pytest", *options, *folders]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr)  # noqa: T201 # into the part's log
@@ -174,7 +175,7 @@ def _decode(machine: Machine, shape: Shape, counts: tuple[int, ...]) -> Iterator
         yield {
             "model": model,
             "graphs": engine.captured or "none at the start",
-            "note": f"{engine.attention}; ready in {opened:.1f} s; at most "
+            "note": f"{engine.attention}, {engine.forward}; ready in {opened:.1f} s; at most "
             f"{peak_bytes / 2**30:.2f} GiB allocated of {planned / 2**30:.2f} planned",
         }
         del engine
@@ -189,7 +190,7 @@ def kernels(machine: Machine) -> Iterator[Row]:
     from torch.profiler import ProfilerActivity, profile
 
     for count in (1, 32):
-        mixed = MixedEngine(loaded, count, PROMPT_LENGTH, PROMPT_LENGTH)
+        mixed = MixedEngine(loaded, count, PROMPT_LENGTH)
         mixed.seconds(0, 0)
         num_steps = 4
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
@@ -228,8 +229,7 @@ def mixed(machine: Machine) -> Iterator[Row]:
     if machine.is_tiny:
         cases = ((2, ((1, 9), (2, 16))),)
     for num_decode, prompts in cases:
-        most = max(number * length for number, length in prompts)
-        engine = MixedEngine(loaded, num_decode, 16 if machine.is_tiny else PROMPT_LENGTH, most)
+        engine = MixedEngine(loaded, num_decode, 16 if machine.is_tiny else PROMPT_LENGTH, prompts)
         alone_s = engine.seconds(0, 0)
         for number, length in prompts:
             seconds = engine.seconds(number, length)

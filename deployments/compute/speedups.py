@@ -1,9 +1,11 @@
-"""The door to the CPU's kernels: engine, poolers and commands import nothing of `compute.cpu`.
+"""The door to our kernels: engine, poolers and commands import nothing of `compute.cpu` and `gpu`.
 
-llvmlite compiles the kernels, and a machine with a GPU may lack it. So functions import what needs
-it when they are called.
+llvmlite compiles the CPU's kernels, and a machine with a GPU may lack it. Triton compiles the
+GPU's, and a machine without one lacks that. So functions import what needs either when they are
+called.
 """
 
+import logging
 from collections.abc import Iterator
 
 import torch
@@ -20,6 +22,7 @@ from deployments.compute.cpu.linear.prepack import (
 )
 from deployments.compute.cpu.linear.prepacked_linear import can_prepack
 from deployments.compute.cpu.linear.quantization import check_quantization, quantize_model
+from deployments.compute.fusion.fuse import fuse
 from deployments.plan.processor import features, has_bfloat16
 
 __all__ = (
@@ -28,6 +31,7 @@ __all__ = (
     "can_attend_rows",
     "check_quantization",
     "describe_kernels",
+    "fuse_on_gpu",
     "has_kernels",
     "is_single_row_exact",
     "num_weight_bytes",
@@ -35,6 +39,9 @@ __all__ = (
     "releasing_gil",
     "use_kernels",
 )
+
+
+logger = logging.getLogger(__name__)
 
 
 def has_kernels(device: torch.device) -> bool:
@@ -51,13 +58,27 @@ def use_kernels(graph: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
     Returns:
         A copy with fused operators too; None if none can be fused.
     """
-    from deployments.compute.cpu.fusion.fuse import fuse
+    from deployments.compute.cpu.fusion.ops import OPERATORS
     from deployments.compute.cpu.linear.small_batch_linear import use_small_batch_linear
 
-    fused = fuse(graph)
+    fused = fuse(graph, OPERATORS)
     for each in filter(None, (graph, fused)):
         use_small_batch_linear(each)
     return fused
+
+
+def fuse_on_gpu(graph: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
+    """Return a copy of a graph with the GPU's fused operators; None if there are none.
+
+    Args:
+        graph: Traced by `trace_graph`, on a GPU.
+    """
+    try:
+        from deployments.compute.gpu.ops import OPERATORS
+    except ImportError as error:
+        logger.warning("operators are not fused: %s", error)
+        return None
+    return fuse(graph, OPERATORS)
 
 
 def pack_weights(model: torch.nn.Module, quantization: str | None = None) -> None:

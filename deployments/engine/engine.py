@@ -134,6 +134,11 @@ class Engine:
         return self._runner.num_captured
 
     @property
+    def forward(self) -> str:
+        """How the forward pass runs, in words."""
+        return self._runner.forward
+
+    @property
     def captured(self) -> str | None:
         """What capturing at the start took, in words; None if nothing was captured then."""
         return self._runner.captured

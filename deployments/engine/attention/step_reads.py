@@ -158,10 +158,7 @@ class _Planned:
         """Add the numbers of a step; see `send_reads`."""
         group = kv.group_of(capacity)
         starts = [row[group] for row in rows]
-        places = [at + position % capacity for at, position in zip(starts, positions, strict=True)]
-        for chunk in chunks:
-            places += _places(chunk, chunk.starts[group], capacity, kv.spare_tokens[group])
-        self._places = numbers.add(places)
+        self._places = numbers.add(places_of(kv, capacity, rows, positions, chunks))
         self._decode: _ReadLists | None = None
         self._chunks: _ReadLists | None = None
         self._tails: slice | None = None
@@ -219,6 +216,23 @@ class _Planned:
                 None if self._order is None else numbers.wide[self._order],
             ),
         )
+
+
+def places_of(
+    kv: KVCache,
+    capacity: int,
+    rows: Sequence[Starts],
+    positions: Sequence[int],
+    chunks: Sequence[ChunkRows],
+) -> list[int]:
+    """Return where each row's token is stored in layers of one capacity; see `send_reads`."""
+    group = kv.group_of(capacity)
+    places = [
+        row[group] + position % capacity for row, position in zip(rows, positions, strict=True)
+    ]
+    for chunk in chunks:
+        places += _places(chunk, chunk.starts[group], capacity, kv.spare_tokens[group])
+    return places
 
 
 def _places(chunk: ChunkRows, start: int, capacity: int, spare_token: int) -> Iterable[int]:

@@ -14,6 +14,11 @@ from deployments.engine.attention.packed_step import PackedStep
 class Forward(Protocol):
     """Computes logits for the rows of a step that need them."""
 
+    @property
+    def description(self) -> str:
+        """How the pass runs, in words."""
+        ...
+
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep
     ) -> torch.Tensor:
@@ -30,6 +35,8 @@ class Forward(Protocol):
 
 class StockForward:
     """The model's own forward pass."""
+
+    description = "not traced"
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Wrap a model that attends over the KV cache."""

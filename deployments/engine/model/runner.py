@@ -121,6 +121,11 @@ class ModelRunner:
         return 0 if self._replay is None else self._replay.num_captured
 
     @property
+    def forward(self) -> str:
+        """How the forward pass runs, in words."""
+        return self._forward.description
+
+    @property
     def captured(self) -> str | None:
         """What capturing at the start took, in words; None if nothing was captured then."""
         report = None if self._graphs is None else self._graphs.report
@@ -146,7 +151,6 @@ class ModelRunner:
         return StepLogits.join([part for part in parts if part.sequences or part.scores])
 
     def _run_packed(self, plan: StepPlan) -> StepLogits:
-        device = self._kv.device
         is_padded = self._pads_single_rows and plan.num_tokens == 1
         if is_padded:
             plan = StepPlan(plan.decode * 2, plan.prefill * 2)  # stores the same token twice
@@ -175,20 +179,30 @@ class ModelRunner:
         due_rows = [row for _, row in due] + scored_rows
         if self._pads_single_rows and len(due_rows) == 1:
             due_rows *= 2
-        if self._kv.reads_by_length:
-            own_ids, own_positions, own_due = step.send(token_ids, positions, due_rows)
-        else:
-            own_ids, own_positions, own_due = (
-                to_device(numbers, device, torch.int64)
-                for numbers in (token_ids, positions, due_rows)
-            )
-        logits = self._compute(own_ids[None], own_positions[None], own_due, step)
+        logits = self._logits_of(token_ids, positions, due_rows, step)
         # Always a copy: the next run may reuse the logits' memory.
         return StepLogits(
             tuple(sequence for sequence, _ in due),
             logits[: len(due)].to(torch.float32, copy=True),
             tuple(_scores(scored, logits[len(due) :])),
         )
+
+    def _logits_of(
+        self, token_ids: list[int], positions: list[int], due: list[int], step: PackedStep
+    ) -> torch.Tensor:
+        """Run a step of n rows, by a graph if there is one; return [k, vocab] for k due rows."""
+        if self._graphs is not None and step.chunks:
+            replayed = self._graphs.run_mixed(token_ids, positions, due, step)
+            if replayed is not None:
+                return replayed
+        if self._kv.reads_by_length:
+            own_ids, own_positions, own_due = step.send(token_ids, positions, due)
+        else:
+            own_ids, own_positions, own_due = (
+                to_device(numbers, self._kv.device, torch.int64)
+                for numbers in (token_ids, positions, due)
+            )
+        return self._compute(own_ids[None], own_positions[None], own_due, step)
 
     def _compute(
         self, token_ids: torch.Tensor, positions: torch.Tensor, due: torch.Tensor, step: PackedStep

@@ -18,8 +18,9 @@ import torch
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from deployments.compute.attention_arguments import check_arguments
+from deployments.compute.device_errors import is_fatal, is_out_of_memory
 from deployments.compute.sdpa import Scores
-from deployments.compute.speedups import use_kernels
+from deployments.compute.speedups import fuse_on_gpu, use_kernels
 from deployments.compute.traced_graph import NotTraceableError, attend, simplify, trace_graph
 from deployments.engine.attention.attention import store_and_attend
 from deployments.engine.attention.kv_cache import KVCache
@@ -62,7 +63,7 @@ class TracedForward:
 
         Args:
             model: Attends over the KV cache, on its device.
-            has_kernels: Whether its device runs our kernels.
+            has_kernels: Whether its device runs the CPU's kernels.
 
         Raises:
             NotTraceableError: The model's control flow depends on values, or on the number of rows.
@@ -76,9 +77,24 @@ class TracedForward:
         )
         with _tracing(model.config.get_text_config()):
             self._graph = trace_graph(partial(_logits, model, self._calls), inputs)
-        self._fused = use_kernels(self._graph) if has_kernels else None
+        self._has_kernels = has_kernels
+        self._fused: torch.fx.GraphModule | None = None
+        if has_kernels:
+            self._fused = use_kernels(self._graph)
+        elif device.type != "cpu":
+            self._fused = fuse_on_gpu(self._graph)
         for graph in filter(None, (self._graph, self._fused)):
             simplify(graph)
+
+    @property
+    def description(self) -> str:
+        """How the pass runs, in words."""
+        return "traced, with fused operators" if self.is_fused else "traced"
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether fused operators are in use."""
+        return self._fused is not None
 
     def unfuse(self) -> bool:
         """Use only torch's operators from now on; return whether fused ones were in use."""
@@ -86,13 +102,13 @@ class TracedForward:
         return was_fused
 
     def open_replay(self, kv: KVCache, max_rows: int) -> DecodeReplay | None:
-        """Return a replay of decode steps, or None for a pass without fused operators.
+        """Return a replay of decode steps, or None for a pass without the CPU's fused operators.
 
         Args:
             kv: The KV cache.
             max_rows: The most rows of a step.
         """
-        if self._fused is None:
+        if self._fused is None or not self._has_kernels:
             return None
         # Imported here: programs need llvmlite, which a machine with a GPU may lack.
         from deployments.engine.replay.cpu_replay import CpuDecodeReplay
@@ -137,8 +153,13 @@ def trace(model: PreTrainedModel, kv: KVCache, *, has_kernels: bool) -> Forward:
         logger.info("the forward pass is not traced: %s", error)
         return own
     expected = _probe(own, kv)
-    if _agree(expected, _probe(traced, kv)):
-        return traced
+    try:
+        if _agree(expected, _probe(traced, kv)):
+            return traced
+    except Exception as error:  # Triton needs a C compiler, and may lack other things
+        if is_fatal(error) or is_out_of_memory(error) or not traced.is_fused:
+            raise
+        logger.warning("fused operators fail here", exc_info=True)
     if traced.unfuse() and _agree(expected, _probe(traced, kv)):
         logger.warning("operators are not fused: the logits would differ")
         return traced

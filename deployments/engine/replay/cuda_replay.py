@@ -6,8 +6,9 @@ inputs (token ids, lengths, and where each row's extents start) are in a static 
 from pinned memory fills.
 
 If rows read their extents by length, all sizes are captured at the start, the largest first, whose
-memory serves the others. With masks there are too many sizes, so each is captured when it first
-occurs: that step runs plainly and is then captured. So is a size after `drop`.
+memory serves the others; so are small steps with prompts (`cuda_mixed`). With masks there are too
+many sizes, so each is captured when it first occurs: that step runs plainly and is then captured.
+So is a decode step after `drop`.
 
 If a capture fails, all steps run plainly from then on. But if a capture only lacked memory or time,
 existing captures stay in use, and a step of another size takes the next larger one. If the step
@@ -28,6 +29,7 @@ from deployments.compute.host_to_device import host_tensor
 from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import PackedStep
 from deployments.engine.replay.cuda_capture import Graph, GraphCapturer
+from deployments.engine.replay.cuda_mixed import MIXED_SIZES, MixedSize, MixedSteps
 from deployments.engine.replay.static_decode import CudaStaticDecodeStep
 from deployments.plan.graph_sizes import DecodeBucket, DecodeBuckets
 
@@ -36,6 +38,8 @@ logger = logging.getLogger(__name__)
 RunModel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PackedStep], torch.Tensor]
 """Runs the model on token ids [1, n], positions [1, n], the rows whose logits are wanted [k], all
 int64, and the packed step; returns [k, vocab], in the model's dtype."""
+
+Size = DecodeBucket | MixedSize
 
 MAX_CAPTURE_S = 60.0
 """No capture begins at the start after this many seconds. 35 graphs of a model with 28 layers take
@@ -94,11 +98,16 @@ class CudaDecodeReplay:
         self._run_model = run_model
         self._kv = kv
         self._buckets = DecodeBuckets(max_num_seqs, max(kv.capacities), kv.reads_by_length)
-        self._max_graphs = self._buckets.num_sizes if kv.reads_by_length else max_graphs
+        self._sizes: list[Size] = []
+        self._mixed: MixedSteps | None = None
+        if kv.reads_by_length:
+            self._sizes = [*self._buckets.with_length(1), *MIXED_SIZES]
+            self._mixed = MixedSteps(kv, max_num_seqs)
+        self._max_graphs = len(self._sizes) or max_graphs
         self._clock = clock
         self._is_full = False  # there was no memory, or no time, for another graph
         self._capturer: GraphCapturer | None = capturer
-        self._graphs: dict[DecodeBucket, Graph] = {}  # the most recently used is last
+        self._graphs: dict[Size, Graph] = {}  # the most recently used is last
         # Token ids, lengths and the starts of each group lie one after the other, so that a single
         # copy fills all.
         self._num_inputs = 2 + kv.num_groups
@@ -118,19 +127,22 @@ class CudaDecodeReplay:
         """Capture all sizes if rows read by length; see `report`."""
         if not self._kv.reads_by_length:
             return
-        started, sizes = self._clock(), self._buckets.with_length(1)
-        num_bytes = 0
-        for size in sizes:
+        started, num_bytes = self._clock(), 0
+        for size in self._sizes:
             if self._capturer is None or self._is_full:
                 break
             if self._clock() - started > MAX_CAPTURE_S:
-                logger.warning("there was no time to capture steps of %d rows", size.num_rows)
+                logger.warning("there was no time to capture %s", size)
                 self._is_full = True
                 break
-            self._fill(size)
+            if isinstance(size, MixedSize):
+                assert self._mixed is not None
+                self._mixed.fill(size, PackedStep(self._kv, (), (), ()))
+            else:
+                self._fill(size)
             num_bytes += self._run_and_capture(size, self._capturer)[1]
         seconds = self._clock() - started
-        self.report = CaptureReport(len(self._graphs), len(sizes), seconds, num_bytes)
+        self.report = CaptureReport(len(self._graphs), len(self._sizes), seconds, num_bytes)
         logger.info("%s", self.report)
 
     def drop(self) -> None:
@@ -162,6 +174,36 @@ class CudaDecodeReplay:
             logits = self._logits
         return logits[: len(lengths)].to(torch.float32, copy=True)
 
+    def run_mixed(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        due: Sequence[int],
+        step: PackedStep,
+    ) -> torch.Tensor | None:
+        """Run a step with chunks; None if it has to run plainly.
+
+        Args:
+            token_ids: Each row's token.
+            positions: Its position.
+            due: The rows whose logits are wanted.
+            step: The decode rows and the chunks.
+
+        Returns:
+            As `run`, for the rows that are due.
+        """
+        size = None if self._mixed is None else self._mixed.cover(step, len(due))
+        if self._mixed is None or size is None:
+            return None
+        graph = self._graphs.pop(size, None)
+        if graph is None:
+            return None
+        self._mixed.fill(size, step, token_ids, positions, due)
+        graph.replay()
+        self._graphs[size] = graph
+        assert self._logits is not None
+        return self._logits[: len(due)].to(torch.float32, copy=True)
+
     def _find(self, num_rows: int, length: int) -> DecodeBucket | None:
         """Return the size that a step takes: its own, or a larger one if no more are captured."""
         bucket = self._buckets.cover(num_rows, length)
@@ -170,7 +212,9 @@ class CudaDecodeReplay:
         larger = [
             size
             for size in self._graphs
-            if size.num_rows >= num_rows and size.read_length >= bucket.read_length
+            if isinstance(size, DecodeBucket)
+            and size.num_rows >= num_rows
+            and size.read_length >= bucket.read_length
         ]
         return min(larger, key=lambda size: (size.num_rows, size.read_length), default=None)
 
@@ -192,17 +236,22 @@ class CudaDecodeReplay:
         host = host_tensor(values, self._inputs.device, torch.int64)
         self._inputs[: len(values)].copy_(host, non_blocking=True)
 
-    def _compute(self, bucket: DecodeBucket) -> torch.Tensor:
-        """Run the model on the static inputs: [num_rows, vocab]."""
-        inputs = self._inputs[: self._num_inputs * bucket.num_rows].view(self._num_inputs, -1)
-        token_ids, lengths = inputs[:2]
-        step = CudaStaticDecodeStep.of(self._kv, bucket, lengths, inputs[2:])
+    def _compute(self, bucket: Size) -> torch.Tensor:
+        """Run the model on the static inputs: [rows that are due, vocab]."""
+        if isinstance(bucket, MixedSize):
+            assert self._mixed is not None
+            mixed = self._mixed.static_step(bucket)
+            inputs = mixed.inputs
+            return self._run_model(
+                inputs.token_ids[None], inputs.positions[None], inputs.due, mixed
+            )
+        own = self._inputs[: self._num_inputs * bucket.num_rows].view(self._num_inputs, -1)
+        token_ids, lengths = own[:2]
+        step = CudaStaticDecodeStep.of(self._kv, bucket, lengths, own[2:])
         due = self._due[: bucket.num_rows]
         return self._run_model(token_ids[None], step.positions[None], due, step)
 
-    def _run_and_capture(
-        self, bucket: DecodeBucket, capturer: GraphCapturer
-    ) -> tuple[torch.Tensor, int]:
+    def _run_and_capture(self, bucket: Size, capturer: GraphCapturer) -> tuple[torch.Tensor, int]:
         """Run a step of this size, and capture it for the next; also return the bytes it took."""
         logits = capturer.warm_up(partial(self._compute, bucket))
         free_bytes = capturer.free_bytes
@@ -210,19 +259,17 @@ class CudaDecodeReplay:
             self._graphs[bucket] = self._capture(bucket, capturer, like=logits)
         except Exception as error:  # any failure of a capture leaves plain steps usable
             is_short = is_out_of_memory(error)
-            logger.warning(
-                "a step of %d rows could not be captured", bucket.num_rows, exc_info=True
-            )
+            logger.warning("%s could not be captured", bucket, exc_info=True)
         else:
             return logits, free_bytes - capturer.free_bytes
         # Outside the except block, since the traceback held the failed capture's tensors.
-        self._limit_captures(is_short=is_short)
+        self._limit_captures(bucket, is_short=is_short)
         release_cache(self._kv.device)
         return logits, 0
 
-    def _limit_captures(self, *, is_short: bool) -> None:
+    def _limit_captures(self, failed: Size, *, is_short: bool) -> None:
         """Decide, after a failed capture, what is captured from now on."""
-        if is_short and self._graphs:
+        if self._graphs and (is_short or isinstance(failed, MixedSize)):
             logger.warning("no more sizes of steps are captured than these %d", len(self._graphs))
             self._is_full = True
         else:
@@ -230,13 +277,11 @@ class CudaDecodeReplay:
             self._capturer = None
             self.drop()
 
-    def _capture(
-        self, bucket: DecodeBucket, capturer: GraphCapturer, *, like: torch.Tensor
-    ) -> Graph:
+    def _capture(self, bucket: Size, capturer: GraphCapturer, *, like: torch.Tensor) -> Graph:
         if len(self._graphs) >= self._max_graphs:
             del self._graphs[next(iter(self._graphs))]
         if self._logits is None:
             # One buffer serves all graphs; one for each graph would have to be kept alive.
             self._logits = like.new_empty(self._buckets.max_rows, like.shape[-1])
-        target = self._logits[: bucket.num_rows]
+        target = self._logits[: len(like)]
         return capturer.capture(lambda: target.copy_(self._compute(bucket)))

@@ -58,6 +58,40 @@ def test_steps_that_read_by_length_give_what_generate_gives(
 
 
 @pytest.mark.parametrize("make_model", [qwen2, gemma3_text])
+@pytest.mark.parametrize("budget", [7, 64, 100])
+def test_steps_with_chunks_are_replayed_and_give_what_generate_gives(
+    make_model: MakeModel, budget: int, capturer: FakeCapturer, varlen: FakeVarlen
+) -> None:
+    asked = prompts(6)
+    engine = make_engine(load(make_model), max_num_seqs=4, budget=budget)
+    engine.warm_up()
+    num_decode_graphs = 3
+    given = answers(engine, asked, 12)
+    assert given == {key: generate(make_model, prompt, 12) for key, prompt in asked.items()}
+    num_replays = sum(graph.num_replays for graph in capturer.graphs[num_decode_graphs:])
+    assert num_replays > 0 or (make_model is gemma3_text and budget > 7)  # it leaves its window
+
+
+def test_a_failed_capture_of_a_mixed_step_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, varlen: FakeVarlen, caplog: pytest.LogCaptureFixture
+) -> None:
+    decoding = Decoding(qwen2, 2, reads_by_length=True)
+
+    def fail(*arguments: object) -> torch.Tensor:
+        if len(decoding.capturer.graphs) == 3:
+            decoding.capturer.error = RuntimeError("operation not permitted")
+        return logits(*arguments)
+
+    logits = decoding.runner._graphs._run_model  # type: ignore[union-attr] # it captures
+    monkeypatch.setattr(decoding.runner._graphs, "_run_model", fail)
+    decoding.runner.trace()
+    assert decoding.runner.num_captured == 3
+    assert "no more sizes of steps are captured than these 3" in caplog.text
+    decoding.logits(0, 1)
+    assert decoding.capturer.num_replays == 1
+
+
+@pytest.mark.parametrize("make_model", [qwen2, gemma3_text])
 @pytest.mark.parametrize("chosen", [(0,), (0, 2), (3, 1), (2, 3, 0, 1)])
 def test_any_rows_give_the_logits_of_a_plain_step(
     chosen: tuple[int, ...], make_model: MakeModel, varlen: FakeVarlen
@@ -77,15 +111,16 @@ def test_steps_are_captured_at_the_start_one_for_each_number_of_rows(varlen: Fak
     decoding.runner.trace()
     for tensor, old in zip((*decoding.kv.keys, *decoding.kv.values), before, strict=True):
         torch.testing.assert_close(tensor[:-1], old[:-1], rtol=0, atol=0, equal_nan=True)
-    assert (decoding.runner.num_captured, decoding.capturer.num_warm_ups) == (3, 3)
+    # 4, 2 and 1 decode rows, and 512, 448, ... tokens with prompts among them.
+    assert (decoding.runner.num_captured, decoding.capturer.num_warm_ups) == (11, 11)
     assert decoding.runner.captured is not None
-    assert decoding.runner.captured.startswith("3 CUDA graphs, captured in ")
-    assert decoding.runner.captured.endswith(" s, 3 MiB")
+    assert decoding.runner.captured.startswith("11 CUDA graphs, captured in ")
+    assert decoding.runner.captured.endswith(" s, 11 MiB")
     torch.testing.assert_close(decoding.logits(0, 1, 2), expected, rtol=1e-4, atol=1e-4)
     decoding.sequences[0] = decoding._prefill(0, num_tokens=256)  # any length
     decoding.logits(0)
-    assert [graph.num_replays for graph in decoding.capturer.graphs] == [1, 0, 1]
-    assert decoding.capturer.num_warm_ups == 3
+    assert [graph.num_replays for graph in decoding.capturer.graphs] == [1, 0, 1, *[0] * 8]
+    assert decoding.capturer.num_warm_ups == 11
 
 
 def test_without_time_for_all_captures_a_step_takes_the_next_larger_graph(
@@ -95,8 +130,8 @@ def test_without_time_for_all_captures_a_step_takes_the_next_larger_graph(
     decoding = Decoding(qwen2, 3, reads_by_length=True)
     decoding.runner.trace()
     assert decoding.runner.captured is not None
-    assert decoding.runner.captured.startswith("0 of 3 CUDA graphs")
-    assert "no time to capture steps of 4 rows" in caplog.text
+    assert decoding.runner.captured.startswith("0 of 11 CUDA graphs")
+    assert "no time to capture DecodeBucket(num_rows=4" in caplog.text
     expected = decoding.plain_logits(0)
     torch.testing.assert_close(decoding.logits(0), expected, rtol=1e-4, atol=1e-4)
     assert decoding.runner.num_captured == 0

@@ -12,12 +12,14 @@ import torch
 from deployments.compute.cpu.fusion.kernels import (
     ADD_RMS_NORM,
     GELU_MUL,
+    MAX_WIDTH,
     RMS_NORM,
     ROTATE,
     SILU_MUL,
     TABLE_MUL,
 )
 from deployments.compute.cpu.jit.launch import KernelCall, bits_of, empty, empty_like, launch
+from deployments.compute.fusion.fused_operators import FusedOperators
 
 BFLOAT16 = torch.bfloat16
 
@@ -187,3 +189,17 @@ def _run(kernel: int, num_rows: int, num_elements: int, *arguments: int) -> None
 @cache
 def _array_type(length: int) -> type[ctypes.Array[ctypes.c_int64]]:
     return ctypes.c_int64 * length
+
+
+OPERATORS = FusedOperators(
+    "cpu",
+    MAX_WIDTH,
+    rms_norm,
+    add_rms_norm,
+    rotate,
+    silu_mul,
+    gelu_mul,
+    table_mul,
+    all_bfloat16,
+)
+"""These operators, for `fuse`."""

@@ -1,6 +1,5 @@
 """Replaces a model's linear layers by prepacked ones."""
 
-from functools import partial
 from typing import TypeGuard
 
 import torch
@@ -18,15 +17,19 @@ def prepack(model: torch.nn.Module, layer: type[PackedLinear] = PrepackedLinear)
     Weights without other references are freed layer by layer, so at most one layer is in memory
     twice.
     """
+
+    def is_replaceable(module: torch.nn.Module | None) -> TypeGuard[torch.nn.Linear]:
+        return _is_replaceable(module, layer)
+
     parents = [
         module
         for module in model.modules()
         if type(module) is not torch.nn.Linear and not reads_weights(module)
     ]
     for module in parents:
-        merge_siblings(module, layer, partial(_is_replaceable, layer=layer))
+        merge_siblings(module, layer, is_replaceable)
         for name, child in list(module.named_children()):
-            if _is_replaceable(child, layer):
+            if is_replaceable(child):
                 setattr(module, name, layer(child.weight, child.bias))
             elif layer is PrepackedLinear and _is_transposed(child):
                 setattr(module, name, layer(child.weight.T, child.bias))

@@ -1,6 +1,7 @@
 from collections import Counter
 from collections.abc import Callable
 from copy import copy
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -9,8 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import PreTrainedModel
 
 from deployments.compute.cpu.fusion import ops
-from deployments.compute.cpu.fusion.fuse import fuse
 from deployments.compute.cpu.linear.prepacked_linear import can_prepack
+from deployments.compute.fusion.fuse import fuse
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import PackedStep
 from deployments.engine.attention.step_reads import ChunkRows
@@ -140,7 +141,8 @@ def test_a_trace_in_bfloat16_stays_fused(name: str) -> None:
 def test_kernels_that_give_other_values_are_logged_and_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ops, "rotate", lambda heads, cosines, sines: heads * cosines.unsqueeze(1))
+    wrong = replace(ops.OPERATORS, rotate=lambda heads, cosines, _: heads * cosines.unsqueeze(1))
+    monkeypatch.setattr(ops, "OPERATORS", wrong)
     model = prepared("qwen2", torch.float32)
     forward = trace(model, cache_of(model), has_kernels=True)
     assert isinstance(forward, TracedForward)
@@ -167,7 +169,7 @@ def norm(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_norms_of_other_types_and_layouts_stay(inputs: tuple[torch.Tensor, torch.Tensor]) -> None:
-    assert fuse(trace_of(norm, *inputs)) is None
+    assert fuse(trace_of(norm, *inputs), ops.OPERATORS) is None
 
 
 def test_a_sum_with_other_readers_is_computed_once() -> None:
@@ -182,7 +184,7 @@ def test_a_sum_with_other_readers_is_computed_once() -> None:
         tracing_mode="symbolic",
         _allow_non_fake_inputs=True,
     )(*inputs)
-    fused = fuse(graph)
+    fused = fuse(graph, ops.OPERATORS)
     assert counts(fused) == {ops.add_rms_norm: 1}
     assert fused is not None
     assert torch.equal(fused(*inputs), chain(*inputs, weight))
@@ -192,4 +194,4 @@ def test_a_chain_that_writes_into_its_input_is_not_fused() -> None:
     def chain(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return norm(rows.mul_(2), weight)
 
-    assert fuse(trace_of(chain, torch.ones(1, 5, 8), torch.ones(8))) is None
+    assert fuse(trace_of(chain, torch.ones(1, 5, 8), torch.ones(8)), ops.OPERATORS) is None

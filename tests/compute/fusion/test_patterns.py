@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from deployments.compute.cpu.fusion.patterns import Operator
+from deployments.compute.fusion.patterns import Operator
 
 aten = torch.ops.aten
 

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 COMMUTATIVE = (aten.add.Tensor, aten.mul.Tensor)
 
 INERT = frozenset({"device", "layout"})
-"""Options of a cast that have no effect on a CPU."""
+"""Options of a cast that have no effect on a device by itself."""
 
 Found = Mapping[str, Any]
 

@@ -1,4 +1,4 @@
-"""Replaces chains of small operators in a traced graph by calls of `ops`.
+"""Replaces chains of small operators in a traced graph by calls of fused ones.
 
 A decode step of a small model runs hundreds of operators, each of which computes for less than a
 microsecond and costs several. Chains are found by what they compute, in any model: RMS norms, with
@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from deployments.compute.cpu.fusion import ops
-from deployments.compute.cpu.fusion.kernels import MAX_WIDTH
-from deployments.compute.cpu.fusion.patterns import Operator
+from deployments.compute.fusion.fused_operators import FusedOperators
+from deployments.compute.fusion.patterns import Operator
 
 aten = torch.ops.aten
 
@@ -28,11 +27,12 @@ END = 2**63 - 1
 """The end of a slice without an end, as torch traces it."""
 
 
-def fuse(graph: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
+def fuse(graph: torch.fx.GraphModule, ops: FusedOperators) -> torch.fx.GraphModule | None:
     """Return a copy with chains replaced, on the same weights; None if there are none.
 
     Args:
-        graph: A model on the CPU, traced by `make_fx`.
+        graph: A model on the operators' device, traced by `make_fx`.
+        ops: The fused operators.
     """
     if any(_writes(node) for node in graph.graph.nodes):
         return None  # a write could change a chain's input between its operators
@@ -41,9 +41,9 @@ def fuse(graph: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
     rules = (_fuse_norm, _fuse_rotation, _fuse_silu, _fuse_gelu)
     # Go from the end, since a norm with casts around it contains a norm without casts.
     nodes = reversed(list(fused.graph.nodes))
-    count = sum(any(rule(fused, node) for rule in rules) for node in nodes)
+    count = sum(any(rule(fused, ops, node) for rule in rules) for node in nodes)
     for node in list(fused.graph.nodes):
-        _fuse_addition(fused, node)
+        _fuse_addition(fused, ops, node)
     if not count:
         return None
     fused.graph.eliminate_dead_code()
@@ -134,7 +134,7 @@ HALVES = (
 )
 
 
-def _fuse_norm(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+def _fuse_norm(graph: torch.fx.GraphModule, ops: FusedOperators, node: torch.fx.Node) -> bool:
     for pattern, is_shifted in NORMS:
         found = pattern.match(node)
         if found is None or not isinstance(found["epsilon"], float):
@@ -142,11 +142,11 @@ def _fuse_norm(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
         rows, weight = found["rows"], found["weight"]
         width = _value(node).shape[-1]
         if (
-            _are_alike(rows, weight, node)
+            _are_alike(ops, rows, weight, node)
             and _value(rows).dim() in (3, 4)
             and _value(rows).shape[0] == 1
             and isinstance(width, int)
-            and width < MAX_WIDTH
+            and width < ops.max_width
             and _value(weight).shape == (width,)
             and _value(weight).is_contiguous()
         ):
@@ -156,7 +156,7 @@ def _fuse_norm(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
     return False
 
 
-def _fuse_addition(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+def _fuse_addition(graph: torch.fx.GraphModule, ops: FusedOperators, node: torch.fx.Node) -> bool:
     """Fuse a norm with the addition before it, and keep the sum for its other readers."""
     if node.target is not ops.rms_norm:
         return False
@@ -164,7 +164,7 @@ def _fuse_addition(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
     assert isinstance(total, torch.fx.Node)
     assert isinstance(weight, torch.fx.Node)
     found = Operator(aten.add.Tensor, ("one", "other")).match(total)
-    if found is None or weight.op != "get_attr" or not _are_alike(total, *found.values()):
+    if found is None or weight.op != "get_attr" or not _are_alike(ops, total, *found.values()):
         return False
     if _value(total).dim() != 3 or len({_shape(n) for n in (total, *found.values())}) > 1:
         return False
@@ -182,12 +182,12 @@ def _fuse_addition(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
     return True
 
 
-def _fuse_rotation(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+def _fuse_rotation(graph: torch.fx.GraphModule, ops: FusedOperators, node: torch.fx.Node) -> bool:
     found = ROTATION.match(node)
     if found is None:
         return False
     heads, tables = found["heads"], (found["cosines"], found["sines"])
-    if not _are_alike(node, heads, *tables) or _value(heads).dim() != 4:
+    if not _are_alike(ops, node, heads, *tables) or _value(heads).dim() != 4:
         return False
     batch, _, num_rows, head_dim = _shape(heads)
     if batch != "1" or head_dim != str(2 * found["half"]):
@@ -198,19 +198,19 @@ def _fuse_rotation(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
     return True
 
 
-def _fuse_silu(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
-    joined = _joined(SILU_MUL, node)
+def _fuse_silu(graph: torch.fx.GraphModule, ops: FusedOperators, node: torch.fx.Node) -> bool:
+    joined = _joined(ops, SILU_MUL, node)
     if joined is None:
         return False
     _replace(graph, node, ops.silu_mul, (joined,))
     return True
 
 
-def _fuse_gelu(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
-    joined = _joined(GELU_MUL, node)
+def _fuse_gelu(graph: torch.fx.GraphModule, ops: FusedOperators, node: torch.fx.Node) -> bool:
+    joined = _joined(ops, GELU_MUL, node)
     if joined is None:
         return False
-    if _value(node).dtype is torch.float32:
+    if ops.table_mul is None or ops.all_bfloat16 is None or _value(node).dtype is torch.float32:
         _replace(graph, node, ops.gelu_mul, (joined,))
         return True
     if not hasattr(graph, GELU_TABLE):
@@ -222,7 +222,7 @@ def _fuse_gelu(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
     return True
 
 
-def _joined(pattern: Operator, node: torch.fx.Node) -> torch.fx.Node | None:
+def _joined(ops: FusedOperators, pattern: Operator, node: torch.fx.Node) -> torch.fx.Node | None:
     """Return the tensor whose halves are the gate and the factor, or None."""
     found = pattern.match(node)
     if found is None:
@@ -235,7 +235,7 @@ def _joined(pattern: Operator, node: torch.fx.Node) -> torch.fx.Node | None:
         assert isinstance(joined, torch.fx.Node)
         *outer, both = _shape(joined)
         is_halved = outer[0] == "1" and len(outer) == 2 and both == str(2 * split["width"])
-        return joined if is_halved and _are_alike(node, joined) else None
+        return joined if is_halved and _are_alike(ops, node, joined) else None
     return None
 
 
@@ -252,13 +252,13 @@ def _replace(
     graph.graph.erase_node(node)
 
 
-def _are_alike(*nodes: object) -> bool:
-    """Return whether all are CPU tensors of one dtype, and there are kernels for that dtype."""
+def _are_alike(ops: FusedOperators, *nodes: object) -> bool:
+    """Return whether all are the device's tensors of one dtype that the operators take."""
     values = [node.meta.get("val") for node in nodes if isinstance(node, torch.fx.Node)]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return (
         len(tensors) == len(nodes)
-        and all(tensor.device.type == "cpu" for tensor in tensors)
+        and all(tensor.device.type == ops.device_type for tensor in tensors)
         and len({tensor.dtype for tensor in tensors}) == 1
         and tensors[0].dtype in DTYPES
     )

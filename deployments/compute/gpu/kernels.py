@@ -1,0 +1,105 @@
+"""Triton's kernels of the fused operators. They round where torch's operators do.
+
+Sizes of the model are constants; numbers of rows are only the grid, so that a kernel is compiled
+once for a model.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def norm_rows(
+    rows,
+    others,
+    weight,
+    total,
+    output,
+    num_inner,
+    outer_stride,
+    inner_stride,
+    others_stride,
+    epsilon,
+    width: tl.constexpr,
+    block: tl.constexpr,
+    is_sum: tl.constexpr,
+    is_shifted: tl.constexpr,
+):
+    """Normalise a row by the root of its mean square; first add another one if is_sum."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, block)
+    mask = at < width
+    place = row // num_inner * outer_stride + row % num_inner * inner_stride
+    values = tl.load(rows + place + at, mask=mask, other=0.0)
+    dtype = values.dtype
+    if is_sum:
+        added = tl.load(others + row * others_stride + at, mask=mask, other=0.0)
+        values = (values.to(tl.float32) + added.to(tl.float32)).to(dtype)
+        tl.store(total + row * width + at, values, mask=mask)
+    wide = values.to(tl.float32)
+    root = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + epsilon)
+    factors = tl.load(weight + at, mask=mask, other=0.0).to(tl.float32)
+    if is_shifted:
+        result = wide * root * (1.0 + factors)
+    else:
+        result = (wide * root).to(dtype).to(tl.float32) * factors
+    tl.store(output + row * width + at, result.to(dtype), mask=mask)
+
+
+@triton.jit
+def rotate_heads(
+    heads,
+    cosines,
+    sines,
+    output,
+    head_stride,
+    row_stride,
+    table_stride,
+    num_heads: tl.constexpr,
+    half: tl.constexpr,
+    block_heads: tl.constexpr,
+    block_half: tl.constexpr,
+):
+    """Apply rotary positions to all heads of a row; the output is [n, num_heads, head_dim]."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, block_heads)[:, None]
+    at = tl.arange(0, block_half)[None, :]
+    mask = (head < num_heads) & (at < half)
+    source = heads + row * row_stride + head * head_stride + at
+    low = tl.load(source, mask=mask, other=0.0)
+    high = tl.load(source + half, mask=mask, other=0.0)
+    dtype = low.dtype
+    low, high = low.to(tl.float32), high.to(tl.float32)
+    table = row * table_stride + at
+    in_half = at < half
+    cos_low = tl.load(cosines + table, mask=in_half, other=0.0).to(tl.float32)
+    cos_high = tl.load(cosines + table + half, mask=in_half, other=0.0).to(tl.float32)
+    sin_low = tl.load(sines + table, mask=in_half, other=0.0).to(tl.float32)
+    sin_high = tl.load(sines + table + half, mask=in_half, other=0.0).to(tl.float32)
+    first = (low * cos_low).to(dtype).to(tl.float32) - (high * sin_low).to(dtype).to(tl.float32)
+    second = (high * cos_high).to(dtype).to(tl.float32) + (low * sin_high).to(dtype).to(tl.float32)
+    target = output + (row * num_heads + head) * 2 * half + at
+    tl.store(target, first.to(dtype), mask=mask)
+    tl.store(target + half, second.to(dtype), mask=mask)
+
+
+@triton.jit
+def gate_rows(
+    joined, output, row_stride, width: tl.constexpr, block: tl.constexpr, is_gelu: tl.constexpr
+):
+    """Multiply the activated first half of a row by the second half."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * block + tl.arange(0, block)
+    mask = at < width
+    gate = tl.load(joined + row * row_stride + at, mask=mask, other=0.0)
+    factor = tl.load(joined + row * row_stride + width + at, mask=mask, other=0.0)
+    dtype = gate.dtype
+    wide = gate.to(tl.float32)
+    if is_gelu:
+        # tanh(u) is 1 - 2 / (exp(2 u) + 1).
+        inner = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
+        active = wide * (1.0 - 1.0 / (tl.exp(inner) + 1.0))
+    else:
+        active = wide / (1.0 + tl.exp(-wide))
+    result = active.to(dtype).to(tl.float32) * factor.to(tl.float32)
+    tl.store(output + row * width + at, result.to(dtype), mask=mask)

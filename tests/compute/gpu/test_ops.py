@@ -1,0 +1,104 @@
+"""The GPU's fused operators against torch's own.
+
+Without a GPU they run in Triton's interpreter, if Triton is installed and TRITON_INTERPRET=1.
+"""
+
+import os
+from itertools import product
+
+import pytest
+import torch
+from torch.nn.functional import gelu, silu
+
+HAS_GPU = torch.cuda.is_available()
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not (HAS_GPU or IS_INTERPRETED), reason="there is no GPU"),
+]
+
+dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+
+EPSILON = 1e-6
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).mul(3).to(DEVICE, dtype)
+
+
+def normalized(rows: torch.Tensor, weight: torch.Tensor, *, is_shifted: bool) -> torch.Tensor:
+    """Normalise as transformers' models do."""
+    wide = rows.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)
+    if is_shifted:
+        return (wide * (1.0 + weight.float())).to(rows.dtype)
+    return weight * wide.to(rows.dtype)
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Allow a unit in the last place: sums are added in another order."""
+    tolerance = 1e-4
+    if found.dtype is torch.bfloat16:
+        # The interpreter cuts bits off where a GPU rounds.
+        tolerance = 2**-2 if IS_INTERPRETED else 2**-7
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@dtypes
+@pytest.mark.parametrize("is_shifted", [False, True])
+def test_norms_equal_torchs(is_shifted: bool, dtype: torch.dtype) -> None:
+    from deployments.compute.gpu import ops
+
+    for width, num_rows in product((8, 100, 896, 3584), (1, 5)):
+        weight = random(width, dtype=dtype, seed=1)
+        rows = random(1, num_rows, 2 * width, dtype=dtype)[..., width:]
+        expected = normalized(rows, weight, is_shifted=is_shifted)
+        assert_near(ops.rms_norm(rows, weight, EPSILON, is_shifted), expected)
+        others = random(1, num_rows, width, dtype=dtype, seed=2)
+        total, output = ops.add_rms_norm(rows, others, weight, EPSILON, is_shifted)
+        assert_near(total, rows + others)
+        assert_near(output, normalized(rows + others, weight, is_shifted=is_shifted))
+
+
+@dtypes
+def test_a_norm_reads_heads_in_place(dtype: torch.dtype) -> None:
+    from deployments.compute.gpu import ops
+
+    joined, weight = random(1, 5, 96, dtype=dtype), random(16, dtype=dtype, seed=1)
+    heads = joined[..., 16:80].view(1, 5, 4, 16)
+    for rows in (heads, heads.transpose(1, 2)):
+        found = ops.rms_norm(rows, weight, EPSILON, is_shifted=False)
+        assert_near(found, normalized(rows, weight, is_shifted=False))
+
+
+@dtypes
+@pytest.mark.parametrize(("num_heads", "head_dim"), [(28, 128), (4, 128), (3, 16), (16, 256)])
+def test_rotary_positions_equal_torchs(num_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    from deployments.compute.gpu import ops
+
+    for num_rows in (1, 5):
+        size = num_heads * head_dim
+        joined = random(1, num_rows, size + 24, dtype=dtype)
+        heads = joined[..., 8 : 8 + size].view(1, num_rows, num_heads, head_dim).transpose(1, 2)
+        cosines, sines = (random(1, num_rows, head_dim, dtype=dtype, seed=i) for i in (1, 2))
+        low, high = heads.chunk(2, -1)
+        turned = torch.cat((-high, low), -1)
+        expected = heads * cosines.unsqueeze(1) + turned * sines.unsqueeze(1)
+        found = ops.rotate(heads, cosines, sines)
+        assert found.shape == expected.shape
+        assert found[0].transpose(0, 1).is_contiguous()
+        assert_near(found, expected)
+
+
+@dtypes
+def test_gates_equal_torchs(dtype: torch.dtype) -> None:
+    from deployments.compute.gpu import ops
+
+    for width, num_rows in product((8, 1500, 4864), (1, 5)):
+        joined = random(1, num_rows, 2 * width, dtype=dtype)
+        gate, factor = torch.split(joined, width, dim=-1)
+        assert_near(ops.silu_mul(joined), silu(gate) * factor)
+        assert_near(ops.gelu_mul(joined), gelu(gate, approximate="tanh") * factor)
