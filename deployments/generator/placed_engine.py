@@ -59,14 +59,21 @@ class PlacedEngine:
 
     @property
     def summary(self) -> str:
-        """The log's description of the model: its dtype, its KV memory and all its memory."""
+        """The log's description of the model: its dtype, its memory, and how a GPU runs it."""
         dtype = str(self.loaded.model.dtype).removeprefix("torch.")
         quantization = self.plan.spec.entry.quantization
         weights = f" with {quantization} weights" if quantization else ""
+        on_gpu = "" if self.plan.device.on_cpu else f"; {self._on_gpu}"
         return (
             f"{dtype}{weights}, KV memory for {self.plan.kv.num_tokens} tokens, "
-            f"{self.plan.kv.kv_bytes / GIB:.3f} GiB; {self.plan.memory_summary}"
+            f"{self.plan.kv.kv_bytes / GIB:.3f} GiB; {self.plan.memory_summary}{on_gpu}"
         )
+
+    @property
+    def _on_gpu(self) -> str:
+        """How the engine runs on a GPU."""
+        captured = self.engine.captured or "no CUDA graphs at the start"
+        return f"{self.engine.attention}; {self.engine.forward}; {captured}"
 
 
 def place_engine(

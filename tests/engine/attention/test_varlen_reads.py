@@ -77,7 +77,7 @@ def test_a_failed_capture_of_a_mixed_step_leaves_the_others(
 ) -> None:
     decoding = Decoding(qwen2, 2, reads_by_length=True)
 
-    def fail(*arguments: object) -> torch.Tensor:
+    def fail(*arguments: Any) -> torch.Tensor:
         if len(decoding.capturer.graphs) == 3:
             decoding.capturer.error = RuntimeError("operation not permitted")
         return logits(*arguments)
