@@ -5,8 +5,8 @@ an envelope that passes vLLM's check, with the delivered tokens and the marks of
 scheduler's backend (`GrammarBackend`) opens it in EngineCore. The same matcher as in the embedded
 engine then makes the masks.
 
-What fails here ends its own request with finish reason `error`: a grammar that does not compile
-makes its request's compilation fail, and a matcher that fails rejects the next token.
+What fails here ends its own request with finish reason `error`: a grammar that does not compile, by
+vLLM itself, and a matcher that fails, by `scheduler`, without the token that it could not mask.
 
 Source: vllm/v1/structured_output/backend_types.py and __init__.py of vLLM 0.32.
 """
@@ -118,7 +118,12 @@ class Grammar(StructuredOutputGrammar):
         self._matcher = matcher
         self._eos_token_ids = eos_token_ids
         self._num_ahead = 0
-        self._has_failed = False
+        self._has_raised = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the request can't go on."""
+        return self._has_raised or self._matcher.error is not None
 
     def ends_with(self, tokens: list[int]) -> bool:
         """Consume the request's next tokens; return whether the grammar allows no more after them.
@@ -136,7 +141,7 @@ class Grammar(StructuredOutputGrammar):
         self._num_ahead -= num_ahead
         for token_id in tokens[num_ahead:]:
             self._advance(token_id)
-        return not self._has_failed and self._matcher.error is None
+        return not self.has_failed
 
     def fill_bitmask(self, bitmask: torch.Tensor, batch_index: int) -> None:
         """Write the tokens that may come next into a row of [rows, words], int32."""
@@ -185,6 +190,6 @@ class Grammar(StructuredOutputGrammar):
             return False
 
     def _fail(self) -> None:
-        if not self._has_failed:
+        if not self._has_raised:
             logger.exception("a grammar's matcher failed")
-        self._has_failed = True
+        self._has_raised = True

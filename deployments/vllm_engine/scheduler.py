@@ -6,7 +6,7 @@ called by name. It sets the backend of the grammars, starts the watch of the rep
 - fails a request whose logits held NaN, or whose draw raised: on V1 `draws` says so, on V2 vLLM
   counts NaN itself. It ends with finish reason `error` and stop reason `UNUSABLE_LOGITS`, without
   the step's token; other requests go on;
-- ends a request where its grammar does, not one token later;
+- ends a request where its grammar does, not one token later, and one whose grammar fails;
 - on V2, appends a moved request's delivered tokens to its output before it is queued. To all of
   vLLM it then is a request that was preempted, and V2 sends its prompt and output to the worker as
   `prefill_token_ids`, with the prompt's length. V1's worker takes a new request's prompt only.
@@ -28,7 +28,7 @@ from vllm.v1.request import RequestStatus
 
 from deployments.vllm_engine.draws import Draws
 from deployments.vllm_engine.failures import FailureRecord
-from deployments.vllm_engine.grammars import GrammarBackend
+from deployments.vllm_engine.grammars import Grammar, GrammarBackend
 from deployments.vllm_engine.moves import KEY, Runner
 from deployments.vllm_engine.parent_watch import end_with_parent
 
@@ -93,10 +93,16 @@ class _ReplicaScheduler:
         taken, is_stopped = super()._update_request_with_output(  # type: ignore[misc]
             request, new_token_ids, is_stale
         )
-        if request.status != RequestStatus.FINISHED_STOPPED and _ends_grammar(request, taken):
+        grammar = _grammar(request)
+        if grammar is None or request.status == RequestStatus.FINISHED_STOPPED:
+            return taken, is_stopped
+        has_ended = grammar.ends_with(taken)
+        if grammar.has_failed:
+            request.status = RequestStatus.FINISHED_ERROR
+            return [], True
+        if has_ended:
             request.status = RequestStatus.FINISHED_STOPPED
-            return taken, True
-        return taken, is_stopped
+        return taken, is_stopped or has_ended
 
     def shutdown(self) -> None:
         """End the scheduler."""
@@ -196,9 +202,7 @@ def _ours(request: "Request") -> dict[str, Any] | None:
     return ours
 
 
-def _ends_grammar(request: "Request", token_ids: list[int]) -> bool:
-    """Tell the request's grammar of the tokens; return whether it allows no more."""
-    if request.structured_output_request is None:
-        return False
-    has_ended: bool = request.structured_output_request.grammar.ends_with(token_ids)
-    return has_ended
+def _grammar(request: "Request") -> Grammar | None:
+    bound = request.structured_output_request
+    grammar: Grammar | None = None if bound is None else bound.grammar
+    return grammar
