@@ -32,9 +32,6 @@ if HAS_VLLM:
         "OMP_NUM_THREADS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
     }
-    with warnings.catch_warnings():
-        # vLLM's own, at import.
-        warnings.simplefilter("ignore")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +45,7 @@ def sockets_of_ended_engines() -> "Iterator[None]":
 
 @pytest.fixture(scope="session")
 def engine() -> "Iterator[InProcessEngine]":
-    """VLLM with a tiny model, in this process; a start takes 5 seconds of CPU time."""
+    """Return vLLM with a tiny model, in this process; a start takes 5 seconds of CPU time."""
     from tests.vllm_engine.in_process import InProcessEngine
 
     started = InProcessEngine()
