@@ -14,10 +14,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from deployments.contract.descriptions import ModelDescription
-from deployments.contract.generation import Accepted, GenerationRequest
+from deployments.contract.generation import Accepted, GenerationRequest, Request
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
-from serve_app.backends.replicas.backend import Request
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 
@@ -56,7 +55,7 @@ class InstantStream:
 class InstantBackend:
     """A model with a fixed answer."""
 
-    async def send(self, request: Request) -> Any:
+    async def send(self, request: Request[Any]) -> Any:
         """Return the answer's stream, or the model's description; nothing else is measured."""
         return InstantStream() if isinstance(request, GenerationRequest) else DESCRIPTION
 

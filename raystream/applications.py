@@ -84,7 +84,7 @@ class Application:
         )
         states = ServingStates(self._models.ask_states)
         self.context = ApiContext(
-            catalog_of(config, self._models, states),
+            catalog_of(self._models, states),
             config.limits,
             SystemClock(),
             ImageFetcher(config.limits),

@@ -29,7 +29,6 @@ from ray.serve.context import _get_global_client
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from deployments.contract.errors import ReplicaUnavailableError
 from deployments.contract.gen_ai_spans import ModelSpans
 from deployments.contract.model_spec import ModelSpec
 from deployments.contract.telemetry.tracing import SpanKind, Tracer, open_tracer
@@ -60,12 +59,9 @@ from serve_app.backends.models.snapshots import (
     ModelSource,
     Snapshots,
 )
-from serve_app.backends.replicas.backend import Backend
 from serve_app.backends.replicas.handles import Handle, ask_all
 from serve_app.backends.replicas.ledger_handle import HandleLedger, Ledger
-from serve_app.backends.replicas.replica_departures import Departures
 from serve_app.backends.replicas.replica_reports import HandleReports
-from serve_app.backends.replicas.running_replicas import RunningReplicas
 from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig
 from serve_app.http.errors import install_error_handlers
@@ -82,7 +78,7 @@ from serve_app.middleware.request_guard import RequestGuardMiddleware
 from serve_app.middleware.slow_reader import SlowReaderMiddleware
 from serve_app.middleware.tracing import TracingMiddleware
 from serve_app.playground.page import install_page
-from serve_app.served_models import ApplicationDescription, HandleModels, catalog_of
+from serve_app.served_models import ApplicationDescription, HandleModels, ModelBackends, catalog_of
 
 logger = logging.getLogger("ray.serve")
 own_logger = logging.getLogger("ray.serve.raystream.ingress")
@@ -105,28 +101,16 @@ SURFACES: Final = (
 )
 
 
-async def _no_description(model_id: str) -> Any:
-    raise ReplicaUnavailableError(f"The model {model_id!r} sleeps, and nothing describes it.")
-
-
 @dataclass(frozen=True, slots=True)
-class AppParts:
+class AppParts(ModelBackends):
     """The parts that the application is composed of.
 
     Attributes:
-        config: Only the limits, and the settings of structured output and of the access log, are
-            used.
-        generators: A backend for each model that generates, by its id; the first is their default.
-        classifiers: The same for each model that classifies.
-        embedders: The same for each model that embeds.
         keys: The keys that let requests in; None lets every request in.
         host: The address that the server listens on; None means all of the machine's.
         ledger: Keeps the accounts of keys with limits; required if any key has limits.
         clock: The time, as surfaces see it.
         images: Fetches images; None fetches over the network.
-        replicas: The replicas of each model that may have none; others count as running.
-        departures: Says which replicas of a model are about to end, by the model's id.
-        describe_files: Describes a model that sleeps, by its id.
         metrics: Counts what the ingress does.
         snapshots: The metrics of all processes; None shows those of the ingress.
         ask_states: Asks for the states of the deployments; None means that all run.
@@ -137,18 +121,11 @@ class AppParts:
         watches: Coroutines that run while the application does.
     """
 
-    config: AppConfig
-    generators: Mapping[str, Backend]
-    classifiers: Mapping[str, Backend] = field(default_factory=dict)
-    embedders: Mapping[str, Backend] = field(default_factory=dict)
     keys: KeyRing | None = None
     host: str | None = None
     ledger: Ledger | None = None
     clock: Clock = field(default_factory=SystemClock)
     images: ImageSource | None = None
-    replicas: Mapping[str, RunningReplicas] = field(default_factory=dict)
-    departures: Mapping[str, Departures] = field(default_factory=dict)
-    describe_files: Callable[[str], Coroutine[Any, Any, Any]] = _no_description
     metrics: IngressMetrics = field(default_factory=IngressMetrics)
     snapshots: Snapshots | None = None
     ask_states: AskStates | None = None
@@ -163,7 +140,7 @@ def build_app(parts: AppParts) -> FastAPI:
     """Compose the application."""
     limits = parts.config.limits
     states = ServingStates(parts.ask_states)
-    catalog = catalog_of(parts.config, parts, states)
+    catalog = catalog_of(parts, states)
     app = DescribedApp(
         model_ids=list(parts.generators),
         classifier_ids=list(parts.classifiers),
@@ -350,12 +327,12 @@ class Ingress:
             models.generators,
             models.classifiers,
             models.embedders,
-            keys,
-            host,
-            None if ledger is None else HandleLedger(ledger),
-            replicas=models.replicas,
-            departures=models.departures,
-            describe_files=models.describe_files,
+            models.replicas,
+            models.departures,
+            models.describe_files,
+            keys=keys,
+            host=host,
+            ledger=None if ledger is None else HandleLedger(ledger),
             metrics=metrics,
             snapshots=self._snapshots,
             ask_states=models.ask_states,

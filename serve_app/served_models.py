@@ -7,10 +7,12 @@ wraps the models to outlive replicas, to start from none, and to keep time limit
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
+from deployments.contract.descriptions import Task
+from deployments.contract.errors import ReplicaUnavailableError
 from deployments.contract.gen_ai_spans import ModelSpans
 from deployments.contract.model_spec import ModelSpec
 from serve_app.backends.models.catalog import ModelCatalog
@@ -70,62 +72,45 @@ class ServedModels:
         return self._description
 
 
-class ModelBackends(Protocol):
-    """The models of an application, each by its id; see `AppParts`."""
-
-    @property
-    def generators(self) -> Mapping[str, Backend]:
-        """Those that generate; the first is their default."""
-        ...
-
-    @property
-    def classifiers(self) -> Mapping[str, Backend]:
-        """Those that classify; the first is their default."""
-        ...
-
-    @property
-    def embedders(self) -> Mapping[str, Backend]:
-        """Those that embed; the first is their default."""
-        ...
-
-    @property
-    def replicas(self) -> Mapping[str, RunningReplicas]:
-        """The replicas of each model that may have none; others count as running."""
-        ...
-
-    @property
-    def departures(self) -> Mapping[str, Departures]:
-        """Which replicas of a model are about to end, by the model's id."""
-        ...
-
-    @property
-    def describe_files(self) -> Callable[[str], Coroutine[Any, Any, Any]]:
-        """Describes a model that sleeps, by its id."""
-        ...
+async def _no_description(model_id: str) -> Any:
+    raise ReplicaUnavailableError(f"The model {model_id!r} sleeps, and nothing describes it.")
 
 
 @dataclass(frozen=True, slots=True)
-class HandleModels:
+class ModelBackends:
+    """The models of an application.
+
+    Attributes:
+        config: The models' entries, and the limits.
+        generators: A backend for each model that generates, by its id; the first is their default.
+        classifiers: The same for each model that classifies.
+        embedders: The same for each model that embeds.
+        replicas: The replicas of each model that may have none; others count as running.
+        departures: Says which replicas of a model are about to end, by the model's id.
+        describe_files: Describes a model that sleeps, by its id.
+    """
+
+    config: AppConfig
+    generators: Mapping[str, Backend]
+    classifiers: Mapping[str, Backend] = field(default_factory=dict)
+    embedders: Mapping[str, Backend] = field(default_factory=dict)
+    replicas: Mapping[str, RunningReplicas] = field(default_factory=dict)
+    departures: Mapping[str, Departures] = field(default_factory=dict)
+    describe_files: Callable[[str], Coroutine[Any, Any, Any]] = _no_description
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandleModels(ModelBackends):
     """The models of an application behind Serve's handles.
 
     Attributes:
-        generators: Those that generate; the first is their default.
-        classifiers: Those that classify.
-        embedders: Those that embed.
-        replicas: The replicas of each model that may have none.
-        departures: Says which replicas of a model are about to end.
-        describe_files: Describes a model that sleeps, by its id.
+        handles: The same backends as above, of all models.
         running: The replicas of every model.
         ask_states: Asks for the states of the deployments.
         watches: Coroutines that run for as long as requests are made.
     """
 
-    generators: Mapping[str, HandleBackend]
-    classifiers: Mapping[str, HandleBackend]
-    embedders: Mapping[str, HandleBackend]
-    replicas: Mapping[str, RunningReplicas]
-    departures: Mapping[str, Departures]
-    describe_files: Callable[[str], Coroutine[Any, Any, Any]]
+    handles: Sequence[HandleBackend]
     running: Mapping[str, RunningReplicas]
     ask_states: AskStates
     watches: Sequence[Callable[[], Coroutine[Any, Any, None]]]
@@ -165,20 +150,26 @@ class HandleModels:
             id_: HandleBackend(handle, running[id_], spans_of(id_))
             for id_, handle in handles.items()
         }
+
+        def those_that(task: Task) -> Mapping[str, HandleBackend]:
+            return {id_: each for id_, each in backends.items() if tasks[id_] == task}
+
         return cls(
-            {id_: each for id_, each in backends.items() if tasks[id_] == "generate"},
-            {id_: each for id_, each in backends.items() if tasks[id_] == "classify"},
-            {id_: each for id_, each in backends.items() if tasks[id_] == "embed"},
+            config,
+            those_that("generate"),
+            those_that("classify"),
+            those_that("embed"),
             {spec.id: running[spec.id] for spec in specs},
             departures,
             partial(describe_files, {spec.id: spec for spec in specs}),
-            running,
-            partial(
+            handles=tuple(backends.values()),
+            running=running,
+            ask_states=partial(
                 deployment_states,
                 application,
                 {handle.deployment_name: running[id_] for id_, handle in handles.items()},
             ),
-            (
+            watches=(
                 partial(watch_draining_nodes, tuple(running.values())),
                 *(each.run for each in departures.values()),
             ),
@@ -186,20 +177,17 @@ class HandleModels:
 
     async def aclose(self) -> None:
         """Close the channels to all replicas; streams that are still open fail."""
-        backends = (self.generators, self.classifiers, self.embedders)
-        closing = (each.aclose() for models in backends for each in models.values())
-        await asyncio.gather(*closing)
+        await asyncio.gather(*(each.aclose() for each in self.handles))
 
 
-def catalog_of(config: AppConfig, backends: ModelBackends, states: ServingStates) -> ModelCatalog:
+def catalog_of(backends: ModelBackends, states: ServingStates) -> ModelCatalog:
     """Return the catalog of models, each wrapped to outlive replicas and to keep time limits.
 
     Args:
-        config: The models' entries, and the limits.
         backends: The models.
         states: The states of their deployments.
     """
-    limits = config.limits
+    config, limits = backends.config, backends.config.limits
     failover = FailoverLimits(limits.failover_timeout_s)
     models = {model.id: model for model in config.models}
 

@@ -5,14 +5,18 @@ carry the token ids that were generated so far, each delta carries its own, and 
 (seed, position).
 """
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from deployments.contract.errors import InvalidRequestError, ModelChangedError, OverloadedError
 from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.messages import ChatMessage, TemplatePairs, Tool
+from deployments.contract.output import TextDelta
 from deployments.contract.sampling_params import SamplingParams
 from deployments.contract.telemetry.tracing import TraceContext
+
+AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 
 PROBATION_TOKENS: Final = 1
 """Tokens that a suspect must gain on probation: encoding and prefill are where a request kills a
@@ -20,6 +24,12 @@ replica."""
 
 PROBATION_TOKENS_AGAIN: Final = 32
 """Tokens that it must gain after a second death: it may need some tokens to kill a replica."""
+
+
+class Request(Generic[AnswerT_co]):
+    """What a model is asked; the parameter is the type of what the ingress gets for it."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +79,7 @@ class ChannelAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationRequest:
+class GenerationRequest(Request["GenerationStream"]):
     """A request for one text.
 
     Attributes:
@@ -163,6 +173,35 @@ class Accepted:
     prompt_digest: bytes = b""
 
 
+class GenerationStream(Protocol):
+    """The deltas of one accepted request."""
+
+    @property
+    def accepted(self) -> Accepted:
+        """The answer of the first replica that accepted the request."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
+        """Iterate over lists of deltas: each holds all that became ready since the last.
+
+        The iteration ends after a delta whose finish reason is `STOP` or `LENGTH`. In place of any
+        other end it raises, unless the stream is closed: then it may end without a finish.
+
+        Raises:
+            GenerationAbortedError: The replica was stopped.
+            GenerationFailedError: The sequence has failed.
+            RaystreamError: The replica has failed.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Abort the sequence unless it has ended; closing twice is harmless.
+
+        A reader that waits for deltas gets a `ReplicaUnavailableError`, or its iteration ends.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """A replica's only answer to a request that it does not run, though nothing of ours has failed.
@@ -188,7 +227,7 @@ GenerationEvent = Started | Accepted | Refused
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizeRequest:
+class TokenizeRequest(Request["TokenizedPrompt"]):
     """A prompt to tokenize; nothing is generated.
 
     Attributes:

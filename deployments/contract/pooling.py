@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from deployments.contract.generation import Refused, Started
+from deployments.contract.generation import Refused, Request, Started
 from deployments.contract.telemetry.tracing import TraceContext
 
 
@@ -27,7 +27,7 @@ PoolingOperation = Literal["classify", "embeddings", "rerank", "score"]
 
 
 @dataclass(frozen=True, slots=True)
-class PoolingRequest:
+class PoolingRequest(Request["tuple[PooledText, ...]"]):
     """Texts of one HTTP request; all of them are admitted, or none.
 
     `TextPooler.pool` answers it with `Pooled` or `Refused`.

@@ -21,12 +21,12 @@ from typing import Any
 
 import httpx
 
-from deployments.contract.generation import GenerationRequest
+from deployments.contract.generation import GenerationRequest, Request
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.text_engine import Take
 from deployments.text_generator import TextGenerator
-from serve_app.backends.replicas.backend import Backend, Request
+from serve_app.backends.replicas.backend import Backend
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.local_handle import local_backend
@@ -109,7 +109,7 @@ class Router:
         self._backends = backends
         self._num_requests = 0
 
-    async def send(self, request: Request) -> Any:
+    async def send(self, request: Request[Any]) -> Any:
         if not isinstance(request, GenerationRequest):
             return await self._backends[0].send(request)
         self._num_requests += 1

@@ -15,10 +15,10 @@ from typing import Any
 import uvicorn
 
 from deployments.contract.descriptions import ModelDescription
-from deployments.contract.generation import Accepted, GenerationRequest
+from deployments.contract.generation import Accepted, GenerationRequest, Request
 from deployments.contract.output import TextDelta
 from deployments.text_generator import TextGenerator
-from serve_app.backends.replicas.backend import DescribeRequest, Request
+from serve_app.backends.replicas.backend import DescribeRequest
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.local_handle import local_backend
@@ -70,7 +70,7 @@ class _RemoteBackend:
         self._description = description
         self._port = port
 
-    async def send(self, request: Request) -> Any:
+    async def send(self, request: Request[Any]) -> Any:
         if isinstance(request, DescribeRequest):
             return self._description
         assert isinstance(request, GenerationRequest), "it gets no others"

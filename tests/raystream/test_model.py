@@ -43,7 +43,7 @@ def model_over(parts: AppParts, id_: str | None = "m") -> Model:
 
     @asynccontextmanager
     async def reach(model_id: str | None, application: str | None) -> AsyncIterator[ApiContext]:
-        catalog = catalog_of(parts.config, parts, ServingStates())
+        catalog = catalog_of(parts, ServingStates())
         yield ApiContext(catalog, parts.config.limits, FakeClock())
 
     return Model(id_, reach=reach)

@@ -2,14 +2,9 @@
 
 from typing import Any
 
-from deployments.contract.generation import GenerationRequest, TokenizeRequest
+from deployments.contract.generation import GenerationRequest, Request, TokenizeRequest
 from deployments.contract.pooling import PoolingRequest
-from serve_app.backends.replicas.backend import (
-    DescribeRequest,
-    DetokenizeRequest,
-    PingRequest,
-    Request,
-)
+from serve_app.backends.replicas.backend import DescribeRequest, DetokenizeRequest, PingRequest
 
 METHODS = {
     GenerationRequest: "generate",
@@ -21,7 +16,7 @@ METHODS = {
 
 
 class ByMethod:
-    async def send(self, request: Request) -> Any:
+    async def send(self, request: Request[Any]) -> Any:
         fake: Any = self
         match request:
             case DetokenizeRequest():

@@ -1,7 +1,7 @@
 """Reads a stream as one delta."""
 
+from deployments.contract.generation import GenerationStream
 from deployments.contract.output import TextDelta
-from serve_app.backends.replicas.backend import GenerationStream
 from serve_app.backends.streams.choices import Choices
 
 

@@ -16,10 +16,10 @@ from deployments.contract.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
-from deployments.contract.generation import GenerationRequest
+from deployments.contract.generation import GenerationRequest, Request
 from serve_app.backends.models.serving_states import NOT_READY, DeploymentState, ServingState
 from serve_app.backends.models.single_flight import SingleFlight
-from serve_app.backends.replicas.backend import Backend, DescribeRequest, PingRequest, Request
+from serve_app.backends.replicas.backend import AnswerT, Backend, DescribeRequest, PingRequest
 from serve_app.backends.replicas.lost import NoReplicaError
 from serve_app.backends.replicas.running_replicas import RunningReplicas
 from serve_app.http.request_record import current_record
@@ -79,7 +79,7 @@ class ColdStart:
         """Whether no replica is known to run."""
         return not self._replicas.has_any
 
-    async def send(self, request: Request) -> Any:
+    def send(self, request: Request[AnswerT]) -> Coroutine[Any, Any, AnswerT]:
         """Ask a replica, and wait for one if none runs; see `Backend.send`.
 
         A description and a ping leave a model asleep.
@@ -90,6 +90,9 @@ class ColdStart:
                 room.
             RaystreamError: The replica has failed.
         """
+        return self._answer(request)
+
+    async def _answer(self, request: Any) -> Any:
         match request:
             case DescribeRequest() if self.is_cold:
                 return await self._describe(request)
@@ -101,7 +104,7 @@ class ColdStart:
             case _:
                 return await self._until_taken(request)
 
-    async def _until_taken(self, request: Request) -> Any:
+    async def _until_taken(self, request: Request[AnswerT]) -> AnswerT:
         """Wait for a replica to take a request, and for room: it is not refused once one runs."""
         if not self.is_cold:
             return await self._backend.send(request)
@@ -109,11 +112,11 @@ class ColdStart:
         async with self._held(_num_places(request)):
             while True:
                 try:
-                    return await self._answer_to(request)
+                    return await self._ask(request)
                 except OverloadedError as error:
                     await asyncio.sleep(min(error.retry_after_s or POLL_INTERVAL_S, MAX_BACKOFF_S))
 
-    async def _answer_to(self, request: Request) -> Any:
+    async def _ask(self, request: Request[AnswerT]) -> AnswerT:
         """Ask a replica; ask again from time to time while none runs.
 
         Serve tells only a new call that it has given up on starting one.
@@ -216,7 +219,7 @@ class ColdStart:
             now = (await self._state()).serving
 
 
-def _num_places(request: Request) -> int:
+def _num_places(request: Request[Any]) -> int:
     """Return how many places a request needs; 0 if a replica had admitted it: it is not refused."""
     if not isinstance(request, GenerationRequest):
         return 1

@@ -6,6 +6,7 @@ channel to the replica (`token_channels`). A call is cancelled when its caller s
 """
 
 import os
+from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -17,15 +18,16 @@ from deployments.contract.generation import (
     GenerationEvent,
     GenerationRequest,
     Refused,
+    Request,
     TokenizeRequest,
 )
 from deployments.contract.pooling import Pooled, PoolingEvent, PoolingRequest
 from serve_app.backends.replicas.admission_queue import AdmissionQueue
 from serve_app.backends.replicas.backend import (
+    AnswerT,
     DescribeRequest,
     DetokenizeRequest,
     PingRequest,
-    Request,
 )
 from serve_app.backends.replicas.handles import (
     Handle,
@@ -71,12 +73,15 @@ class HandleBackend:
         self._channels = TokenChannels(os.environ)
         self._queue = AdmissionQueue()
 
-    async def send(self, request: Request) -> Any:
+    def send(self, request: Request[AnswerT]) -> Coroutine[Any, Any, AnswerT]:
         """Ask a replica; see `Backend.send`.
 
         Requests that belong to admitted work skip the queue. So do suspects: a replica answers them
         when their turn has come, and others would wait behind them.
         """
+        return self._answer(request)
+
+    async def _answer(self, request: Any) -> Any:
         match request:
             case GenerationRequest():
                 offer = partial(until_taken, partial(self._open, request), self._running)

@@ -18,9 +18,9 @@ from deployments.contract.errors import (
     overload_reason,
 )
 from deployments.contract.formats.reasoning_format import PromptReasoning
-from deployments.contract.generation import GenerationRequest, RequestGroup
+from deployments.contract.generation import GenerationRequest, GenerationStream, RequestGroup
 from deployments.contract.output import FinishReason, TextDelta
-from serve_app.backends.replicas.backend import Backend, GenerationStream
+from serve_app.backends.replicas.backend import Backend
 from serve_app.http.request_record import current_record
 
 TrueFinish = Literal["stop", "length"]

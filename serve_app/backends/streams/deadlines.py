@@ -8,11 +8,11 @@ event.
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar
 
 from deployments.contract.errors import (
     DeadlineExceededError,
@@ -20,15 +20,10 @@ from deployments.contract.errors import (
     StallTimeoutError,
     TotalTimeoutError,
 )
-from deployments.contract.generation import GenerationRequest
+from deployments.contract.generation import GenerationRequest, GenerationStream, Request
 from deployments.contract.output import TextDelta
 from deployments.contract.pooling import PoolingRequest
-from serve_app.backends.replicas.backend import (
-    Backend,
-    GenerationStream,
-    PingRequest,
-    Request,
-)
+from serve_app.backends.replicas.backend import AnswerT, Backend, PingRequest
 from serve_app.config import LimitsConfig
 from serve_app.http.request_record import seconds_since_arrival
 
@@ -139,7 +134,7 @@ class Deadlines:
         self._limits = limits
         self._generates = generates
 
-    async def send(self, request: Request) -> Any:
+    def send(self, request: Request[AnswerT]) -> Coroutine[Any, Any, AnswerT]:
         """Return the answer; see `Backend.send`.
 
         Raises:
@@ -147,15 +142,18 @@ class Deadlines:
                 was cancelled.
             RaystreamError: See `Backend.send`.
         """
+        return self._answer(request)
+
+    async def _answer(self, request: Any) -> Any:
         if isinstance(request, PingRequest):
             return await self._backend.send(request)
         started_s = arrival_s()
         answer = await self._deadline(request, started_s).hold(self._backend.send(request))
         if isinstance(request, GenerationRequest):
-            return DeadlineStream(cast("GenerationStream", answer), self._limits, started_s)
+            return DeadlineStream(answer, self._limits, started_s)
         return answer
 
-    def _deadline(self, request: Request, started_s: float) -> Deadline:
+    def _deadline(self, request: Request[Any], started_s: float) -> Deadline:
         if self._generates:
             return first_deadline(self._limits, started_s)
         message = LATE_TEXTS if isinstance(request, PoolingRequest) else LATE_POOLER

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Final
 
@@ -12,9 +13,9 @@ from deployments.contract.errors import (
     PoolingFailedError,
     ReplicaUnavailableError,
 )
-from deployments.contract.generation import GenerationRequest
+from deployments.contract.generation import GenerationRequest, Request
 from deployments.contract.pooling import PoolingRequest
-from serve_app.backends.replicas.backend import Backend, PingRequest, Request
+from serve_app.backends.replicas.backend import AnswerT, Backend, PingRequest
 from serve_app.backends.replicas.replica_departures import Departures
 from serve_app.backends.streams.failover_stream import FailoverStream
 from serve_app.backends.streams.losses import AskWhy, FailoverLimits, Losses, may_run
@@ -47,7 +48,7 @@ class Failover:
         self._departures = departures
         self._hand_overs = asyncio.Semaphore(MAX_NUM_HAND_OVERS)
 
-    async def send(self, request: Request) -> Any:
+    def send(self, request: Request[AnswerT]) -> Coroutine[Any, Any, AnswerT]:
         """Return the answer; see `Backend.send`.
 
         All requests but those for a text or for rows change nothing, and are simply repeated; a
@@ -58,6 +59,9 @@ class Failover:
             PoolingFailedError: The same, of texts.
             RaystreamError: See `Backend.send`, `Losses.add` and `Losses.until_taken`.
         """
+        return self._answer(request)
+
+    async def _answer(self, request: Any) -> Any:
         backend = self._backend
         losses_of = partial(Losses, self._limits, why_none=self._why_none)
         match request:

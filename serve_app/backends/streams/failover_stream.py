@@ -21,9 +21,9 @@ from dataclasses import replace
 from typing import Self
 
 from deployments.contract.errors import RaystreamError, ReplicaUnavailableError
-from deployments.contract.generation import GenerationRequest
+from deployments.contract.generation import GenerationRequest, GenerationStream
 from deployments.contract.output import TextDelta
-from serve_app.backends.replicas.backend import Backend, GenerationStream
+from serve_app.backends.replicas.backend import Backend
 from serve_app.backends.replicas.lost import NoReplicaError, ReplicaStoppedError
 from serve_app.backends.replicas.replica_departures import Departures
 from serve_app.backends.streams.losses import LOST, FailoverLimits, Losses

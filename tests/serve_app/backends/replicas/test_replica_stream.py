@@ -17,11 +17,16 @@ from deployments.contract.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
-from deployments.contract.generation import Accepted, GenerationEvent, GenerationRequest, Started
+from deployments.contract.generation import (
+    Accepted,
+    GenerationEvent,
+    GenerationRequest,
+    GenerationStream,
+    Started,
+)
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.replicas import replica_stream, token_channels
-from serve_app.backends.replicas.backend import GenerationStream
 from serve_app.backends.replicas.lost import LostAfterStartError, ReplicaStoppedError
 from serve_app.backends.streams.failover import Failover
 from serve_app.backends.streams.losses import FailoverLimits

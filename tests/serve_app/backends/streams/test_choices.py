@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from deployments.contract.errors import OverloadedError, ReplicaUnavailableError
-from deployments.contract.generation import GenerationRequest
+from deployments.contract.generation import GenerationRequest, GenerationStream
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
-from serve_app.backends.replicas.backend import GenerationStream
 from serve_app.backends.streams.choices import Choices
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeStream, Step
