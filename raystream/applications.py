@@ -24,7 +24,7 @@ from ray.serve.schema import ApplicationStatusOverview
 
 from deployments.contract.errors import ModelNotFoundError, RaystreamError, ReplicaUnavailableError
 from deployments.contract.model_spec import deployment_name_of
-from serve_app.api.intake.context import ApiContext
+from serve_app.api.requests.context import ApiContext
 from serve_app.backends.models.serving_states import ServingStates
 from serve_app.backends.replicas.handles import Handle, translated_errors
 from serve_app.clock import SystemClock

@@ -51,14 +51,14 @@ from serve_app.api.completions.routes import OpenCompletion
 from serve_app.api.completions.schema import Completion, CompletionRequest
 from serve_app.api.embeddings.routes import EmbeddedTexts
 from serve_app.api.embeddings.schema import EmbeddingsBody
-from serve_app.api.intake.context import ApiContext
+from serve_app.api.requests.context import ApiContext
 from serve_app.backends.models.catalog import ModelCatalog
 from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.clock import SystemClock
 from serve_app.commands.check.model_source import task_of
 from serve_app.config import LimitsConfig, model_id_of
+from serve_app.gpu_shares import to_spec
 from serve_app.images.fetcher import ImageFetcher
-from serve_app.sharing import to_spec
 
 if TYPE_CHECKING:
     from serve_app.backends.replicas.handles import Handle

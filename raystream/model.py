@@ -33,10 +33,10 @@ from serve_app.api.completions.routes import OpenCompletion
 from serve_app.api.completions.schema import Completion, CompletionRequest
 from serve_app.api.embeddings.routes import EmbeddedTexts
 from serve_app.api.embeddings.schema import EmbeddingsBody
-from serve_app.api.intake.chunked_answer import ChunkedAnswer
-from serve_app.api.intake.context import ApiContext
 from serve_app.api.openai.logprobs import ChoiceLogprobs, CompletionLogprobs
 from serve_app.api.openai.usage import Usage, UsageTally
+from serve_app.api.requests.chunked_answer import ChunkedAnswer
+from serve_app.api.requests.context import ApiContext
 
 AnswerT = TypeVar("AnswerT")
 

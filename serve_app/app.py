@@ -43,6 +43,7 @@ from serve_app.config import (
     AuthConfig,
     model_id_of,
 )
+from serve_app.gpu_shares import known_shares, resolve_models, to_spec
 from serve_app.ingress import Ingress, listening_host, listening_options
 from serve_app.keys.api_keys import ApiKeysError, KeyRing, load_api_keys
 from serve_app.keys.ledger import KeyLedger
@@ -57,7 +58,6 @@ from serve_app.placement import (
     stated_demands,
 )
 from serve_app.served_models import ServedModels
-from serve_app.sharing import known_shares, resolve_models, to_spec
 from serve_app.shipped_files import SHIPPED
 from serve_app.vllm_environment import runtime_env_of
 

@@ -39,8 +39,8 @@ from serve_app.api.classify.routes import ClassifyApi
 from serve_app.api.completions.routes import CompletionsApi
 from serve_app.api.docs import DescribedApp, install_docs
 from serve_app.api.embeddings.routes import EmbeddingsApi
-from serve_app.api.intake.context import ApiContext
 from serve_app.api.messages.routes import MessagesApi
+from serve_app.api.requests.context import ApiContext
 from serve_app.api.rerank.routes import RerankApi
 from serve_app.api.responses.routes import ResponsesApi
 from serve_app.api.score.routes import ScoreApi
@@ -60,7 +60,7 @@ from serve_app.backends.models.snapshots import (
     Snapshots,
 )
 from serve_app.backends.replicas.handles import Handle, ask_all
-from serve_app.backends.replicas.ledger_handle import HandleLedger, Ledger
+from serve_app.backends.replicas.key_ledger import HandleLedger, Ledger
 from serve_app.backends.replicas.replica_reports import HandleReports
 from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig

@@ -27,12 +27,12 @@ from serve_app.backends.models.serving_states import AskStates, ServingState, Se
 from serve_app.backends.replicas.backend import Backend
 from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.replicas.handles import Handle
-from serve_app.backends.replicas.lost import NoReplicaError
 from serve_app.backends.replicas.replica_departures import Departures
+from serve_app.backends.replicas.replica_errors import NoReplicaError
 from serve_app.backends.replicas.running_replicas import RunningReplicas, running_replicas_of
 from serve_app.backends.streams.deadlines import Deadlines
 from serve_app.backends.streams.failover import Failover
-from serve_app.backends.streams.losses import FailoverLimits
+from serve_app.backends.streams.retries import FailoverLimits
 from serve_app.config import AppConfig
 
 

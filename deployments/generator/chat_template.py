@@ -2,7 +2,7 @@
 
 Templates take plain dicts, with the arguments of calls as objects. Rendering probes at the start
 shows in which form a template reads a message's content (`message_content`), which turns it refuses
-(`alternation`), and what else it supports. A template never comes from a request.
+(`role_alternation`), and what else it supports. A template never comes from a request.
 """
 
 import inspect
@@ -24,7 +24,6 @@ from deployments.contract.formats.reasoning_format import QWEN3, PromptReasoning
 from deployments.contract.formats.tool_call_format import FORMATS, ToolCallFormat
 from deployments.contract.messages import ChatMessage, TemplateValue, TextPart, Tool, ToolCall
 from deployments.contract.model_errors import UnsupportedModelError
-from deployments.generator.alternation import FILLERS, RefusedTurns, find_refused, put
 from deployments.generator.message_content import (
     IMAGE_FORMS,
     PROBE_CALL,
@@ -39,6 +38,7 @@ from deployments.generator.message_content import (
     conversations,
     shows_texts,
 )
+from deployments.generator.role_alternation import FILLERS, RefusedTurns, find_refused, put
 
 TEMPLATE_FAILURES = (
     ArithmeticError,

@@ -23,7 +23,7 @@ from raystream.local_handle import LocalHandle
 from serve_app.backends.replicas import token_channels
 from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.streams.failover import Failover
-from serve_app.backends.streams.losses import FailoverLimits
+from serve_app.backends.streams.retries import FailoverLimits
 from tests.serve_app.read_stream import read_to_end
 
 pytestmark = pytest.mark.in_time

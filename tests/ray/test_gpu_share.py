@@ -11,7 +11,7 @@ from deployments.device.device import MemoryDevice
 from deployments.plan.memory_budget import HEADROOM
 from deployments.plan.replica_report import MemoryPlan
 from deployments.text_generator import TextGenerator
-from serve_app.sharing import to_spec
+from serve_app.gpu_shares import to_spec
 
 TOTAL_BYTES = 256 * 2**20
 DEADLINE_S = 30

@@ -18,7 +18,7 @@ from deployments.contract.errors import (
 )
 from deployments.contract.output import FinishReason, TextDelta
 from raystream.model import Delta, Model
-from serve_app.api.intake.context import ApiContext
+from serve_app.api.requests.context import ApiContext
 from serve_app.backends.models.serving_states import ServingStates
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts

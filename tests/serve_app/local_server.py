@@ -26,9 +26,9 @@ from serve_app.backends.models.snapshots import ModelSource, Snapshots
 from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.replicas.replica_reports import Reports
 from serve_app.config import AppConfig
+from serve_app.gpu_shares import resolve_models
 from serve_app.ingress import AppParts, build_app
 from serve_app.metrics import IngressMetrics
-from serve_app.sharing import resolve_models
 from tests.serve_app.app_transport import AppTransport, AsyncAppTransport, WholeAnswers
 from tests.serve_app.local_replica import local_replica
 

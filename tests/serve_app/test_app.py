@@ -22,8 +22,8 @@ from serve_app.commands.run import worker_logs
 from serve_app.commands.run.announcement import Announcement
 from serve_app.commands.server_environment import HAPROXY
 from serve_app.config import AppConfig, AuthConfig
+from serve_app.gpu_shares import to_spec
 from serve_app.placement import Demand
-from serve_app.sharing import to_spec
 from tests.serve_app.fake_nodes import Cluster
 
 

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Request, Response
 
 from serve_app.api.chat.answer import ChatFramer, whole_answer
 from serve_app.api.chat.schema import ChatChunk, ChatCompletion, ChatRequest
-from serve_app.api.intake.chunked_answer import ChunkedAnswer, answered
-from serve_app.api.intake.context import ApiContext
-from serve_app.api.intake.open_answer import open_answer
 from serve_app.api.openai.answer_stream import AnswerHead
+from serve_app.api.requests.chunked_answer import ChunkedAnswer, answered
+from serve_app.api.requests.context import ApiContext
+from serve_app.api.requests.open_answer import open_answer
 from serve_app.api.tools.offer import ToolOffer
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.route_docs import event_stream

@@ -21,10 +21,10 @@ from serve_app.api.classify.schema import (
     VllmClassifyBody,
 )
 from serve_app.api.classify.scores import ScoreReport, check_num_scores
-from serve_app.api.intake.context import ApiContext
-from serve_app.api.intake.faulty_text import faulty_text
 from serve_app.api.openai.text_schema import max_num_tokens_of
 from serve_app.api.openai.usage import Usage
+from serve_app.api.requests.context import ApiContext
+from serve_app.api.requests.faulty_text import faulty_text
 from serve_app.backends.models.catalog import ServedPooler
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_id import request_id_of

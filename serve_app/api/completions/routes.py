@@ -11,10 +11,10 @@ from deployments.contract.errors import InvalidRequestError
 from deployments.contract.sampling_params import MAX_NUM_PROMPT_LOGPROBS
 from serve_app.api.completions.answer import CompletionFramer, whole_answer
 from serve_app.api.completions.schema import Completion, CompletionChunk, CompletionRequest
-from serve_app.api.intake.chunked_answer import ChunkedAnswer, answered
-from serve_app.api.intake.context import ApiContext
-from serve_app.api.intake.open_answer import open_answer
 from serve_app.api.openai.answer_stream import AnswerHead
+from serve_app.api.requests.chunked_answer import ChunkedAnswer, answered
+from serve_app.api.requests.context import ApiContext
+from serve_app.api.requests.open_answer import open_answer
 from serve_app.backends.models.catalog import ServedModel
 from serve_app.backends.replicas.backend import DetokenizeRequest
 from serve_app.backends.streams.choices import Choices

@@ -15,10 +15,10 @@ from deployments.contract.errors import InvalidRequestError, RaystreamError
 from deployments.contract.pooling import ROW_DTYPE, PooledText, PoolingInput, PoolingRequest
 from serve_app.api.body.limits import check_texts
 from serve_app.api.embeddings.schema import Embedding, Embeddings, EmbeddingsBody
-from serve_app.api.intake.context import ApiContext
-from serve_app.api.intake.faulty_text import faulty_text, renamed
-from serve_app.api.intake.sentence_prompts import named_prompt
 from serve_app.api.openai.text_schema import TextUsage
+from serve_app.api.requests.context import ApiContext
+from serve_app.api.requests.faulty_text import faulty_text, renamed
+from serve_app.api.requests.sentence_prompts import named_prompt
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_id import request_id_of
 from serve_app.http.request_record import note_operation, note_prompt

@@ -15,7 +15,6 @@ from deployments.contract.errors import RaystreamError
 from deployments.contract.output import TextDelta
 from serve_app.api.answers.blocks import Block, CallMade
 from serve_app.api.answers.reader import Finished, Reasoning
-from serve_app.api.intake.open_answer import OpenAnswer
 from serve_app.api.messages.schema import (
     AnswerBlock,
     AnswerText,
@@ -28,6 +27,7 @@ from serve_app.api.messages.schema import (
 )
 from serve_app.api.messages.signature import UNSIGNED, carrying
 from serve_app.api.openai.usage import Usage, UsageTally
+from serve_app.api.requests.open_answer import OpenAnswer
 from serve_app.api.tools.parsing.events import Text
 from serve_app.streaming.error_event import error_event
 from serve_app.streaming.sse import encode_typed

@@ -5,8 +5,6 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 
 from serve_app.api.answers.stream import written_events
-from serve_app.api.intake.context import ApiContext
-from serve_app.api.intake.open_answer import open_answer, tokenize
 from serve_app.api.messages.answer import MessageWriter, whole_message
 from serve_app.api.messages.schema import (
     Message,
@@ -15,6 +13,8 @@ from serve_app.api.messages.schema import (
     PromptFields,
     TokenCount,
 )
+from serve_app.api.requests.context import ApiContext
+from serve_app.api.requests.open_answer import open_answer, tokenize
 from serve_app.http.error_shapes import ANTHROPIC_ID_HEADER, ANTHROPIC_PATH, MessagesErrorBody
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_id import request_id_of

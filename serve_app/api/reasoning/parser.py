@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from deployments.contract.formats.reasoning_format import PromptReasoning, ReasoningFormat
-from serve_app.api.marks import num_overlapping
+from serve_app.api.partial_match import num_overlapping
 
 BREAKS = "\n"
 

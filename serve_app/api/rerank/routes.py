@@ -9,10 +9,10 @@ from fastapi import APIRouter, Request
 
 from deployments.contract.descriptions import EmbeddingDescription
 from serve_app.api.body.limits import check_texts
-from serve_app.api.intake.comparer import Compared, Comparison, Texts, compare
-from serve_app.api.intake.context import ApiContext
-from serve_app.api.intake.sentence_prompts import role_prompts
 from serve_app.api.openai.text_schema import TextUsage
+from serve_app.api.requests.comparer import Compared, Comparison, Texts, compare
+from serve_app.api.requests.context import ApiContext
+from serve_app.api.requests.sentence_prompts import role_prompts
 from serve_app.api.rerank.schema import (
     ApiVersion,
     BilledUnits,

@@ -5,8 +5,8 @@ from typing import Final
 from fastapi import APIRouter, Request
 
 from serve_app.api.answers.stream import written_events
-from serve_app.api.intake.context import ApiContext
-from serve_app.api.intake.open_answer import open_answer
+from serve_app.api.requests.context import ApiContext
+from serve_app.api.requests.open_answer import open_answer
 from serve_app.api.responses.answer import ResponseWriter, whole_response
 from serve_app.api.responses.schema import ResponseBody, ResponsesEvent, ResponsesRequest
 from serve_app.http.json_route import JsonRoute

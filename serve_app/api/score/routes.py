@@ -4,10 +4,10 @@ from fastapi import APIRouter, Request
 
 from deployments.contract.errors import InvalidRequestError
 from serve_app.api.body.limits import check_texts
-from serve_app.api.intake.comparer import Comparison, Texts, compare
-from serve_app.api.intake.context import ApiContext
-from serve_app.api.intake.sentence_prompts import named_prompt
 from serve_app.api.openai.text_schema import TextUsage
+from serve_app.api.requests.comparer import Comparison, Texts, compare
+from serve_app.api.requests.context import ApiContext
+from serve_app.api.requests.sentence_prompts import named_prompt
 from serve_app.api.score.schema import Score, ScoreBody, Scores
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_id import request_id_of

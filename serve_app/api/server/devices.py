@@ -13,7 +13,7 @@ from deployments.contract.descriptions import Task
 from deployments.contract.telemetry.memory_report import Watched
 from deployments.contract.telemetry.start_progress import StartPhase
 from deployments.plan.replica_report import ReplicaState
-from serve_app.api.intake.context import ApiContext
+from serve_app.api.requests.context import ApiContext
 from serve_app.backends.models.devices import ModelDevices
 from serve_app.backends.models.serving_states import ServingState
 

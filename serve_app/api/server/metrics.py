@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from deployments.contract.telemetry.metric_store import Kind, Metric, Snapshot, bucket_labels
-from serve_app.api.intake.context import ApiContext
+from serve_app.api.requests.context import ApiContext
 from serve_app.backends.models.single_flight import SingleFlight
 from serve_app.metrics import ALL
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deployments.contract.descriptions import ModelDescription, PoolerDescription, Task
-from serve_app.api.intake.context import ApiContext
+from serve_app.api.requests.context import ApiContext
 from serve_app.backends.models.catalog import ListedModel
 from serve_app.backends.models.serving_states import ServingState
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel, Field
 
 from deployments.contract.errors import RaystreamError, ReplicaUnavailableError
-from serve_app.api.intake.context import ApiContext
+from serve_app.api.requests.context import ApiContext
 
 
 class Health(BaseModel):

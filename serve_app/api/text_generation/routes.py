@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from fastapi import APIRouter, Request
 
 from deployments.contract.errors import RaystreamError
-from serve_app.api.intake.context import ApiContext
-from serve_app.api.intake.open_answer import open_answer
+from serve_app.api.requests.context import ApiContext
+from serve_app.api.requests.open_answer import open_answer
 from serve_app.api.text_generation.schema import (
     TextGenerationAnswer,
     TextGenerationEvent,

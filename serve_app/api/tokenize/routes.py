@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter
 
-from serve_app.api.intake.context import ApiContext
-from serve_app.api.intake.open_answer import tokenize
+from serve_app.api.requests.context import ApiContext
+from serve_app.api.requests.open_answer import tokenize
 from serve_app.api.tokenize.schema import DetokenizeBody, Detokenized, TokenizeBody, Tokens
 from serve_app.backends.replicas.backend import DetokenizeRequest
 from serve_app.http.json_route import JsonRoute

@@ -20,7 +20,7 @@ from deployments.contract.generation import GenerationRequest, Request
 from serve_app.backends.models.serving_states import NOT_READY, DeploymentState, ServingState
 from serve_app.backends.models.single_flight import SingleFlight
 from serve_app.backends.replicas.backend import AnswerT, Backend, DescribeRequest, PingRequest
-from serve_app.backends.replicas.lost import NoReplicaError
+from serve_app.backends.replicas.replica_errors import NoReplicaError
 from serve_app.backends.replicas.running_replicas import RunningReplicas
 from serve_app.http.request_record import current_record
 from serve_app.http.stream_notices import NOTICE_INTERVAL_S, loading

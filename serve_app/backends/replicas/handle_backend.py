@@ -1,6 +1,6 @@
 """A model behind a Ray Serve handle: each request is a call to a replica that the router picks.
 
-A request for a text or for rows is offered to several replicas while these refuse it (`offers`).
+A request for a text or for rows is offered to several replicas while these refuse it (`refusals`).
 A text's call is accepted or refused, and ends with its sequence; the deltas come through the
 channel to the replica (`token_channels`). A call is cancelled when its caller stops waiting.
 """
@@ -38,9 +38,9 @@ from serve_app.backends.replicas.handles import (
     read_to_end,
     translated_errors,
 )
-from serve_app.backends.replicas.lost import LostAfterStartError
-from serve_app.backends.replicas.offers import raise_refusal, until_taken
 from serve_app.backends.replicas.prefix_memory import prefix_keys
+from serve_app.backends.replicas.refusals import raise_refusal, until_taken
+from serve_app.backends.replicas.replica_errors import LostAfterStartError
 from serve_app.backends.replicas.replica_stream import ReplicaStream
 from serve_app.backends.replicas.running_replicas import RunningReplicas
 from serve_app.backends.replicas.token_channels import TokenChannels

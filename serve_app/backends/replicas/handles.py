@@ -23,7 +23,7 @@ from deployments.contract.errors import (
 )
 from deployments.contract.generation import Refused, Started
 from deployments.contract.sampling_params import InvalidParameterError
-from serve_app.backends.replicas.lost import (
+from serve_app.backends.replicas.replica_errors import (
     LostAfterStartError,
     NoReplicaError,
     ReplicaStoppedError,

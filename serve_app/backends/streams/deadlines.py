@@ -1,6 +1,6 @@
 """Time limits for the first token, the next one, and the whole answer.
 
-Wraps a backend, so that every surface keeps the same limits; `api.intake` applies the first-token
+Wraps a backend, so that every surface keeps the same limits; `api.requests` applies the first-token
 limit to the work before that (images, schemas). The first-token and total limits count from the
 request's arrival; the stall limit counts from each read of the stream. When a limit is exceeded,
 the sequence is aborted and the stream raises: a 504 if no headers were sent yet, else an error

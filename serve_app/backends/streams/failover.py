@@ -1,6 +1,6 @@
 """A model that outlives its replicas: streams go on elsewhere, and calls are repeated.
 
-`failover_stream` moves a stream; `losses` decides what follows from a loss.
+`failover_stream` moves a stream; `retries` decides what follows from a loss.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from deployments.contract.pooling import PoolingRequest
 from serve_app.backends.replicas.backend import AnswerT, Backend, PingRequest
 from serve_app.backends.replicas.replica_departures import Departures
 from serve_app.backends.streams.failover_stream import FailoverStream
-from serve_app.backends.streams.losses import AskWhy, FailoverLimits, Losses, may_run
+from serve_app.backends.streams.retries import AskWhy, FailoverLimits, Retries, may_run
 
 MAX_NUM_HAND_OVERS: Final = 16
 """Streams of one model that open at another replica at the same time, while theirs still runs."""
@@ -39,7 +39,7 @@ class Failover:
         Args:
             backend: The model.
             limits: Limits on the search for another replica.
-            why_none: See `Losses`.
+            why_none: See `Retries`.
             departures: Says which replicas are about to end; None: no replica ever is.
         """
         self._backend = backend
@@ -57,32 +57,32 @@ class Failover:
         Raises:
             GenerationFailedError: The request is taken for the cause of its replicas' deaths.
             PoolingFailedError: The same, of texts.
-            RaystreamError: See `Backend.send`, `Losses.add` and `Losses.until_taken`.
+            RaystreamError: See `Backend.send`, `Retries.note_loss` and `Retries.until_taken`.
         """
         return self._answer(request)
 
     async def _answer(self, request: Any) -> Any:
         backend = self._backend
-        losses_of = partial(Losses, self._limits, why_none=self._why_none)
+        retries_of = partial(Retries, self._limits, why_none=self._why_none)
         match request:
             case GenerationRequest():
-                losses = losses_of(GenerationFailedError, is_accepted=request.is_admitted)
-                stream = await losses.until_taken(lambda: backend.send(losses.noted_in(request)))
-                losses.is_accepted = True
+                retries = retries_of(GenerationFailedError, is_accepted=request.is_admitted)
+                stream = await retries.until_taken(lambda: backend.send(retries.noted_in(request)))
+                retries.is_accepted = True
                 return FailoverStream(
                     backend,
                     request,
                     stream,
-                    losses,
+                    retries,
                     self._limits,
                     self._hand_overs,
                     self._departures,
                 )
             case PoolingRequest():
-                losses = losses_of(PoolingFailedError, is_accepted=True)
-                return await losses.until_taken(lambda: backend.send(losses.noted_in(request)))
+                retries = retries_of(PoolingFailedError, is_accepted=True)
+                return await retries.until_taken(lambda: backend.send(retries.noted_in(request)))
             case PingRequest():
                 return await backend.send(request)
             case _:
-                losses = losses_of(ReplicaUnavailableError, starts_at_once=True)
-                return await losses.until_taken(lambda: backend.send(request))
+                retries = retries_of(ReplicaUnavailableError, starts_at_once=True)
+                return await retries.until_taken(lambda: backend.send(request))

@@ -12,7 +12,7 @@ When its replica is only about to end, the stream opens at the next one first, a
 (`_hand_over`). Between the two it passes nothing on, so that the second one begins exactly where
 the first one has ended.
 
-`serve_app.backends.streams.losses` decides what follows from a loss.
+`serve_app.backends.streams.retries` decides what follows from a loss.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from deployments.contract.errors import RaystreamError, ReplicaUnavailableError
 from deployments.contract.generation import GenerationRequest, GenerationStream
 from deployments.contract.output import TextDelta
 from serve_app.backends.replicas.backend import Backend
-from serve_app.backends.replicas.lost import NoReplicaError, ReplicaStoppedError
 from serve_app.backends.replicas.replica_departures import Departures
-from serve_app.backends.streams.losses import LOST, FailoverLimits, Losses
+from serve_app.backends.replicas.replica_errors import NoReplicaError, ReplicaStoppedError
+from serve_app.backends.streams.retries import LOST, FailoverLimits, Retries
 from serve_app.http.stream_notices import Notice
 
 
@@ -38,7 +38,7 @@ class FailoverStream:
         backend: Backend,
         request: GenerationRequest,
         stream: GenerationStream,
-        losses: Losses,
+        retries: Retries,
         limits: FailoverLimits,
         hand_overs: asyncio.Semaphore,
         departures: Departures | None = None,
@@ -49,7 +49,7 @@ class FailoverStream:
             backend: Opens the stream again.
             request: The request that `stream` answers.
             stream: The stream at its first replica.
-            losses: The replicas that the request has lost until now.
+            retries: Knows the replicas that the request has lost until now.
             limits: Limits on the search for another replica.
             hand_overs: Held while the stream opens at another replica before it leaves its own.
             departures: See `Failover`.
@@ -57,7 +57,7 @@ class FailoverStream:
         self.accepted = stream.accepted
         self._backend = backend
         self._request = request
-        self._losses = losses
+        self._retries = retries
         self._limits = limits
         self._hand_overs = hand_overs
         self._departures = departures
@@ -81,7 +81,7 @@ class FailoverStream:
 
         Raises:
             GenerationFailedError: The request is taken for the cause of its replicas' deaths.
-            RaystreamError: See `GenerationStream.__aiter__` and `Losses.until_taken`.
+            RaystreamError: See `GenerationStream.__aiter__` and `Retries.until_taken`.
         """
         while True:
             if self._loss is not None:
@@ -152,7 +152,7 @@ class FailoverStream:
         """Go on at another replica.
 
         Raises:
-            RaystreamError: See `Losses.add` and `Losses.until_taken`.
+            RaystreamError: See `Retries.note_loss` and `Retries.until_taken`.
         """
         self._loss = None
         self._stay()
@@ -160,20 +160,20 @@ class FailoverStream:
         await self._stream.aclose()
         num_gained = len(self._token_ids) - self._num_before
         try:
-            self._losses.add(loss, has_started=True, num_gained=num_gained)
+            self._retries.note_loss(loss, has_started=True, num_gained=num_gained)
             self._opening = asyncio.ensure_future(self._open_again())
             await self._wait_for(self._opening)
         except RaystreamError:
             self._end()
             raise
         self._opening = None
-        self._losses.tell(Notice.MOVED)
+        self._retries.tell(Notice.MOVED)
 
     async def _wait_for(self, opening: asyncio.Task[None]) -> None:
         """Wait until the stream is open again, and tell the client so from time to time."""
         try:
             while not (await asyncio.wait([opening], timeout=self._limits.notice_interval_s))[0]:
-                self._losses.tell(Notice.WAITING)
+                self._retries.tell(Notice.WAITING)
         finally:
             opening.cancel()  # if the reader was cancelled; `aclose` waits for the end
         if self._is_ended:  # closed meanwhile
@@ -181,12 +181,12 @@ class FailoverStream:
         opening.result()
 
     async def _open_again(self) -> None:
-        self._begin(await self._losses.until_taken(lambda: self._backend.send(self._resumption())))
+        self._begin(await self._retries.until_taken(lambda: self._backend.send(self._resumption())))
 
     def _resumption(self, *, is_planned: bool = False) -> GenerationRequest:
         """Return the request for the rest of the text; it no longer belongs to a group."""
         return replace(
-            self._losses.noted_in(self._request, is_planned=is_planned),
+            self._retries.noted_in(self._request, is_planned=is_planned),
             generated_token_ids=tuple(self._token_ids),
             num_prompt_logprobs=self._num_prompt_logprobs,
             is_resumed=True,
@@ -201,7 +201,7 @@ class FailoverStream:
         A suspect stays: it would run at two replicas at once, and might kill both.
         """
         is_busy = self._handing_over or self._opening or self._loss or self._is_ended
-        if self._may_leave and not is_busy and not self._losses.num_deaths:
+        if self._may_leave and not is_busy and not self._retries.num_deaths:
             self._handing_over = asyncio.ensure_future(self._hand_over(self._stream))
             self._handing_over.add_done_callback(self._note_end_of_hand_over)
 
@@ -230,8 +230,8 @@ class FailoverStream:
                 self._may_leave = not isinstance(error, ReplicaUnavailableError)
                 return
         self._begin(new)
-        self._losses.note_planned_move()
-        self._losses.tell(Notice.MOVED)
+        self._retries.note_planned_move()
+        self._retries.tell(Notice.MOVED)
         await old.aclose()
 
     async def _has_left(self, stream: GenerationStream) -> bool:

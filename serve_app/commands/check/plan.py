@@ -41,7 +41,7 @@ from deployments.plan.replica_plan import (
 )
 from serve_app.commands.check.model_source import ModelFiles, SourceError, read_files
 from serve_app.config import AppConfig
-from serve_app.sharing import resolve_models, to_spec
+from serve_app.gpu_shares import resolve_models, to_spec
 from serve_app.strict_yaml import UniqueKeyLoader, line_of, why_unreadable
 
 LENGTHS: Final = (1024, 4096, 16_384)

@@ -32,9 +32,9 @@ from serve_app.commands.check.model_source import KnownFiles, SourceError
 from serve_app.commands.check.ray_check import MAX_PORT, host_problem
 from serve_app.commands.server_environment import HAPROXY, HAPROXY_PORTS, is_free
 from serve_app.config import AppConfig
+from serve_app.gpu_shares import known_shares
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE, ApiKeysError, load_api_keys
 from serve_app.placement import Demand, Node, demands_of, fits, stated_demands
-from serve_app.sharing import known_shares
 from serve_app.shipped_files import SHIPPED
 from serve_app.strict_yaml import UniqueKeyLoader, why_unreadable
 

@@ -23,7 +23,7 @@ from deployments.contract.model_spec import ModelConfig
 from deployments.plan.checkpoint import CONFIG_FILE, lacks_chat_template, read_json
 from serve_app.commands.run.start_screen import StartScreen
 from serve_app.commands.server_environment import TOKEN_FILE
-from serve_app.sharing import to_spec
+from serve_app.gpu_shares import to_spec
 
 QUESTION: Final = "What does os.path.join do?"
 BEGINNING: Final = "The capital of France is"

@@ -33,7 +33,7 @@ from serve_app.commands.run.server_record import (
 )
 from serve_app.commands.run.supervise import STOP_S
 from serve_app.config import AppConfig
-from serve_app.sharing import to_spec
+from serve_app.gpu_shares import to_spec
 
 Tell = Callable[[str], None]
 Details = Mapping[str, Any]

@@ -3,7 +3,7 @@ import pytest
 from deployments.contract.errors import InvalidRequestError
 from deployments.contract.messages import ChatMessage, TextPart
 from serve_app.api.conversation import Conversation, GivenImage
-from serve_app.api.intake.prompt_reader import to_messages
+from serve_app.api.requests.prompt_reader import to_messages
 from serve_app.config import LimitsConfig
 
 

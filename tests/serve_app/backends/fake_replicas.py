@@ -18,7 +18,7 @@ from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.pooling import PooledText, PoolingRequest
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.streams.failover import Failover
-from serve_app.backends.streams.losses import FailoverLimits
+from serve_app.backends.streams.retries import FailoverLimits
 from tests.serve_app.by_method import ByMethod
 from tests.serve_app.fake_pooler import as_row
 

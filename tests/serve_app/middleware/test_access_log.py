@@ -6,7 +6,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from deployments.contract.errors import GenerationFailedError, OverloadedError
 from deployments.contract.output import FinishReason, TextDelta
-from serve_app.backends.replicas.lost import ReplicaStoppedError
+from serve_app.backends.replicas.replica_errors import ReplicaStoppedError
 from serve_app.http.request_record import current_record, record_of
 from serve_app.keys.ledger import KeyLedger
 from serve_app.middleware.access_log import AccessLogMiddleware

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from enum import Enum, auto
 
 from deployments.contract.formats.tool_call_format import ToolCallFormat
-from serve_app.api.marks import num_overlapping
+from serve_app.api.partial_match import num_overlapping
 from serve_app.api.tools.parsing.call_reader import CallReader
 from serve_app.api.tools.parsing.events import (
     CallBroken,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.contract.pooling import TextPair
-from serve_app.api.intake import comparer
-from serve_app.api.intake.comparer import cosines
+from serve_app.api.requests import comparer
+from serve_app.api.requests.comparer import cosines
 from tests.offenders import every
 from tests.serve_app.apps import AppClient, Client, make_app
 from tests.serve_app.fake_pooler import MAX_MODEL_LEN, WIDTH, FakeCrossEncoder, FakeEmbedder

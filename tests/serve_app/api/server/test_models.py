@@ -4,7 +4,7 @@ from typing import Any
 
 from deployments.contract.descriptions import Footprint
 from deployments.contract.sampling_params import SamplingParams
-from serve_app.api.intake.context import ApiContext
+from serve_app.api.requests.context import ApiContext
 from serve_app.api.server.models import ModelsApi
 from serve_app.backends.models.catalog import ModelCatalog
 from serve_app.backends.models.serving_states import DEPLOY_FAILED, DeploymentState, ServingState

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from deployments.contract.grammar import probe
-from serve_app.api.intake.stream_opener import unheld_warnings
+from serve_app.api.requests.stream_opener import unheld_warnings
 from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.json_schema_grammar import LENIENT, json_schema_grammar
 from serve_app.config import LimitsConfig

@@ -29,8 +29,8 @@ from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.replicas.admission_queue import MAX_NUM_ASKING, AdmissionQueue
 from serve_app.backends.replicas.backend import DetokenizeRequest
 from serve_app.backends.replicas.handle_backend import HandleBackend
-from serve_app.backends.replicas.offers import MAX_ATTEMPTS
 from serve_app.backends.replicas.prefix_memory import prefix_keys
+from serve_app.backends.replicas.refusals import MAX_ATTEMPTS
 from tests.serve_app.backends.replicas.test_handles import (
     ERRORS,
     FakeHandle,
@@ -38,7 +38,7 @@ from tests.serve_app.backends.replicas.test_handles import (
     dual_error,
     task_error,
 )
-from tests.serve_app.backends.replicas.test_offers import running
+from tests.serve_app.backends.replicas.test_refusals import running
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle

@@ -20,7 +20,7 @@ from deployments.contract.sampling_params import InvalidParameterError, Sampling
 from serve_app.backends.replicas.backend import DescribeRequest, PingRequest
 from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.replicas.handles import first_answer
-from serve_app.backends.replicas.lost import NoReplicaError
+from serve_app.backends.replicas.replica_errors import NoReplicaError
 from serve_app.backends.replicas.token_channels import TokenChannels
 from tests.stopped_clock import settle
 

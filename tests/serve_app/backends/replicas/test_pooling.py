@@ -21,8 +21,8 @@ from deployments.contract.pooling import Pooled, PooledText, PoolingEvent, Pooli
 from raystream.local_handle import LocalHandle
 from serve_app.backends.replicas.backend import DescribeRequest, PingRequest
 from serve_app.backends.replicas.handle_backend import HandleBackend
-from serve_app.backends.replicas.lost import LostAfterStartError, ReplicaStoppedError
-from serve_app.backends.replicas.offers import MAX_ATTEMPTS
+from serve_app.backends.replicas.refusals import MAX_ATTEMPTS
+from serve_app.backends.replicas.replica_errors import LostAfterStartError, ReplicaStoppedError
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from tests.offenders import every
 from tests.serve_app.backends.replicas.test_handles import (
@@ -32,7 +32,7 @@ from tests.serve_app.backends.replicas.test_handles import (
     FakeResponses,
     dual_error,
 )
-from tests.serve_app.backends.replicas.test_offers import full, running
+from tests.serve_app.backends.replicas.test_refusals import full, running
 from tests.serve_app.fake_pooler import as_row
 from tests.stopped_clock import settle
 

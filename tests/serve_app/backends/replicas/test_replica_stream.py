@@ -27,9 +27,9 @@ from deployments.contract.generation import (
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.replicas import replica_stream, token_channels
-from serve_app.backends.replicas.lost import LostAfterStartError, ReplicaStoppedError
+from serve_app.backends.replicas.replica_errors import LostAfterStartError, ReplicaStoppedError
 from serve_app.backends.streams.failover import Failover
-from serve_app.backends.streams.losses import FailoverLimits
+from serve_app.backends.streams.retries import FailoverLimits
 from tests.deployments.local_handle import local_backend
 from tests.stopped_clock import settle
 

@@ -22,8 +22,8 @@ from deployments.contract.output import TextDelta
 from deployments.contract.pooling import PooledText, PoolingRequest
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.api.chat.schema import ChatRequest
-from serve_app.api.intake.context import ApiContext
-from serve_app.api.intake.open_answer import open_answer
+from serve_app.api.requests.context import ApiContext
+from serve_app.api.requests.open_answer import open_answer
 from serve_app.backends.models.catalog import ModelCatalog
 from serve_app.backends.replicas.backend import DescribeRequest
 from serve_app.backends.streams.deadlines import (

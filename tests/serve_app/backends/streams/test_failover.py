@@ -29,14 +29,14 @@ from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.pooling import PoolingRequest
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.replicas.backend import DescribeRequest, DetokenizeRequest
-from serve_app.backends.replicas.lost import (
+from serve_app.backends.replicas.replica_errors import (
     LostAfterStartError,
     NoReplicaError,
     ReplicaStoppedError,
 )
 from serve_app.backends.streams.deadlines import Deadlines
 from serve_app.backends.streams.failover import Failover
-from serve_app.backends.streams.losses import FailoverLimits
+from serve_app.backends.streams.retries import FailoverLimits
 from serve_app.config import LimitsConfig
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from serve_app.http.stream_notices import Notice

@@ -17,9 +17,9 @@ from deployments.contract.errors import (
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.sampling_params import SamplingParams
 from deployments.contract.telemetry.tracing import TraceContext
-from serve_app.backends.replicas.lost import ReplicaStoppedError
+from serve_app.backends.replicas.replica_errors import ReplicaStoppedError
 from serve_app.backends.streams.failover_stream import FailoverStream
-from serve_app.backends.streams.losses import FailoverLimits
+from serve_app.backends.streams.retries import FailoverLimits
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from serve_app.http.stream_notices import Notice
 from tests.serve_app.backends.fake_replicas import GONE, Fate, Replicas

@@ -23,8 +23,8 @@ from serve_app.commands.run import driver, server_record
 from serve_app.commands.run.announcement import StartFailedError
 from serve_app.commands.run.driver import describe, main, pending_deployments
 from serve_app.commands.run.server_record import FOLDER, hold_record
+from serve_app.gpu_shares import to_spec
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
-from serve_app.sharing import to_spec
 
 ROOT = Path(__file__).resolve().parents[4]
 

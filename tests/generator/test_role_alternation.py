@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from deployments.contract.errors import InvalidRequestError
 from deployments.contract.messages import ChatMessage, ImagePart, TextPart, Tool, ToolCall
-from deployments.generator.alternation import KINDS, find_refused, put
 from deployments.generator.chat_template import ChatTemplate
+from deployments.generator.role_alternation import KINDS, find_refused, put
 from tests.engine.tiny_models import byte_tokenizer
 from tests.generator import tiny_processor
 from tests.offenders import every

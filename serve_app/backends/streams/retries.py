@@ -30,7 +30,7 @@ from deployments.contract.generation import (
     num_tokens_of_probation,
 )
 from deployments.contract.pooling import PoolingRequest
-from serve_app.backends.replicas.lost import (
+from serve_app.backends.replicas.replica_errors import (
     RETRY_AFTER_S,
     LostAfterStartError,
     NoReplicaError,
@@ -84,8 +84,8 @@ class FailoverLimits:
             backoff_s = min(2 * backoff_s, self.max_backoff_s)
 
 
-class Losses:
-    """The replicas that one request has lost.
+class Retries:
+    """The attempts of one request, and the replicas that it has lost.
 
     Attributes:
         num_moves: How often another replica has taken over.
@@ -143,7 +143,7 @@ class Losses:
             request = replace(request, trace=replace(request.trace, moved=reason))
         return replace(request, num_deaths=self.num_deaths) if self.num_deaths else request
 
-    def add(self, error: RaystreamError, *, has_started: bool, num_gained: int = 0) -> None:
+    def note_loss(self, error: RaystreamError, *, has_started: bool, num_gained: int = 0) -> None:
         """Note that the latest attempt has lost its replica.
 
         Args:
@@ -194,7 +194,7 @@ class Losses:
             NoReplicaError: None runs, none will, and none was lost.
             ReplicaUnavailableError: No replica took over in time.
             ModelChangedError: The same, and only other versions of the model run.
-            RaystreamError: The request was refused, is taken for the cause of the losses, or has
+            RaystreamError: The request was refused, is taken for the cause of the retries, or has
                 moved too often.
         """
         waits = self._waits_first
@@ -246,9 +246,9 @@ class Losses:
         raise AssertionError("there is no last backoff")
 
     def _add_attempt(self, error: RaystreamError) -> None:
-        """Note that an attempt has lost its replica before it was taken; see `add`."""
+        """Note that an attempt has lost its replica before it was taken; see `note_loss`."""
         has_started = self._starts_at_once or isinstance(error, LostAfterStartError)
-        self.add(error, has_started=has_started)
+        self.note_loss(error, has_started=has_started)
 
     def _note_move(self) -> None:
         self._give_up_at_s, self._waits_first = None, False

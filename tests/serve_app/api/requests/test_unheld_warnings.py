@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import pydantic
 import pytest
 
-from serve_app.api.intake.stream_opener import unheld_warnings
+from serve_app.api.requests.stream_opener import unheld_warnings
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import every

@@ -5,9 +5,9 @@ from typing import TypeVar
 
 from deployments.contract.bounded_executor import BoundedExecutor
 from deployments.contract.telemetry.metric_store import MetricStore
-from serve_app.api.intake.model_lookup import ModelLookup
-from serve_app.api.intake.prompt_reader import PromptReader
-from serve_app.api.intake.stream_opener import StreamOpener
+from serve_app.api.requests.model_lookup import ModelLookup
+from serve_app.api.requests.prompt_reader import PromptReader
+from serve_app.api.requests.stream_opener import StreamOpener
 from serve_app.api.structured.answer_grammar import GrammarSettings, schema_executor
 from serve_app.backends.models.catalog import ModelCatalog
 from serve_app.backends.models.devices import Devices, DeviceSources

@@ -5,7 +5,7 @@ import pytest
 
 from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.plan.model_shape import ModelShape
-from serve_app.sharing import resolve_models, share_gpus, to_spec
+from serve_app.gpu_shares import resolve_models, share_gpus, to_spec
 from serve_app.shipped_files import SHIPPED
 from tests.hub_configs import shape_of
 

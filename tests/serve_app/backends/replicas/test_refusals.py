@@ -5,7 +5,7 @@ import pytest
 from deployments.contract.errors import InvalidRequestError, ModelChangedError, OverloadedError
 from deployments.contract.generation import Accepted, Refused
 from serve_app.backends.replicas.admission_queue import FullError
-from serve_app.backends.replicas.offers import MAX_ATTEMPTS, raise_refusal, until_taken
+from serve_app.backends.replicas.refusals import MAX_ATTEMPTS, raise_refusal, until_taken
 from serve_app.backends.replicas.running_replicas import ReplicaFacts, RunningReplicas
 from tests.offenders import every
 

@@ -90,7 +90,7 @@ async def test_images_are_decoded_off_the_event_loop(
         threads.append(threading.current_thread())
         return ImagePart(b"")
 
-    monkeypatch.setattr("serve_app.api.intake.prompt_reader.read_image", read_image)
+    monkeypatch.setattr("serve_app.api.requests.prompt_reader.read_image", read_image)
     messages = [{"role": "user", "content": [image_part(png(3, 2))]}]
     assert (await client.post(CHAT, json={**HI, "messages": messages})).status_code == 200
     assert threads

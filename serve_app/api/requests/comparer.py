@@ -14,7 +14,7 @@ import numpy.typing as npt
 from deployments.contract.errors import RaystreamError
 from deployments.contract.pooling import PooledText, PoolingOperation, PoolingRequest, TextPair
 from serve_app.api.body.limits import check_text_bytes, num_utf8_bytes
-from serve_app.api.intake.faulty_text import ALL_TEXTS, faulty_text, renamed
+from serve_app.api.requests.faulty_text import ALL_TEXTS, faulty_text, renamed
 from serve_app.backends.models.catalog import ServedPooler
 from serve_app.config import LimitsConfig
 from serve_app.http.request_record import note_operation, note_prompt

@@ -7,11 +7,11 @@ from typing import Generic, TypeVar
 
 from fastapi import Request, Response
 
-from serve_app.api.intake.context import ApiContext
 from serve_app.api.openai.answer_schema import AnswerFields
 from serve_app.api.openai.answer_stream import AnswerHead, ChunkWriter, answer_events
 from serve_app.api.openai.resumption import ChoiceFramer, Resumable
 from serve_app.api.reasoning.separation import Separation
+from serve_app.api.requests.context import ApiContext
 from serve_app.backends.streams.choices import Choices
 from serve_app.http.request_id import request_id_of
 from serve_app.streaming.event_stream import EventStreamResponse

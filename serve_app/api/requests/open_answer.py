@@ -11,9 +11,9 @@ from serve_app.api.answers.blocks import Block, BlockReader
 from serve_app.api.answers.reader import Finished
 from serve_app.api.body.limits import check_prompts
 from serve_app.api.generation_body import GenerationBody
-from serve_app.api.intake.context import ApiContext
 from serve_app.api.openai.usage import Usage, read_with_usage
 from serve_app.api.reasoning.separation import Separation
+from serve_app.api.requests.context import ApiContext
 from serve_app.api.tools.offer import ToolOffer
 from serve_app.backends.models.catalog import ServedModel
 from serve_app.backends.streams.choices import Choices
