@@ -20,7 +20,7 @@ So a sequence's tokens depend neither on its neighbours nor on whether it was re
 Source: the order is that of vLLM, https://docs.vllm.ai/en/v0.22.1/api/vllm/v1/sample/sampler/.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,22 +66,71 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled | 
     if is_adjusted:
         logits = adjust(logits, rows)
     maxima, likeliest = argmax(logits)
-    # Stacked: on a GPU, each read of a tensor waits for all work launched before it.
-    is_finite, token_ids = torch.stack((maxima.isfinite().long(), likeliest)).tolist()
-    random = [at for at, row in enumerate(rows) if row.params.temperature > 0 and is_finite[at]]
-    if random:
-        if len(random) < len(rows):
-            logits, maxima = take_rows(logits, random), take_rows(maxima, random)
-        elif not is_adjusted:
-            logits = logits.clone()  # drawing changes logits in place
-        drawn = _draw(logits, maxima, [rows[at] for at in random])
-        for at, token_id in zip(random, drawn, strict=True):
-            token_ids[at] = token_id
+    choose = _choose_in_one_read if waits_for_reads(logits.device) else _choose
+    is_finite, token_ids = choose(logits, maxima, likeliest, rows, may_change=is_adjusted)
     logprobs = raw.of_tokens(token_ids)
     return [
         Sampled(token_ids[at], logprobs.get(at)) if finite else None
         for at, finite in enumerate(is_finite)
     ]
+
+
+def waits_for_reads(device: torch.device) -> bool:
+    """Return whether each read of a tensor waits for all work launched before it."""
+    return device.type != "cpu"
+
+
+def _choose(
+    logits: torch.Tensor,
+    maxima: torch.Tensor,
+    likeliest: torch.Tensor,
+    rows: Sequence[SamplingRow],
+    *,
+    may_change: bool,
+) -> tuple[list[int], list[int]]:
+    """Return whether each row is finite, and its token; see `sample`.
+
+    Args:
+        logits: [n, vocab], float32.
+        maxima: [n], the largest of each row.
+        likeliest: [n], int64, its place.
+        rows: How to sample each of the n rows.
+        may_change: Whether the logits may be changed in place.
+    """
+    is_finite, token_ids = torch.stack((maxima.isfinite().long(), likeliest)).tolist()
+    random = [at for at, row in enumerate(rows) if row.params.temperature > 0 and is_finite[at]]
+    if random:
+        if len(random) < len(rows):
+            logits, maxima = take_rows(logits, random), take_rows(maxima, random)
+        elif not may_change:
+            logits = logits.clone()  # drawing changes logits in place
+        for group, drawn in _draw(logits, maxima, [rows[at] for at in random]):
+            for place, token_id in zip(group, drawn.tolist(), strict=True):
+                token_ids[random[place]] = token_id
+    return is_finite, token_ids
+
+
+def _choose_in_one_read(
+    logits: torch.Tensor,
+    maxima: torch.Tensor,
+    likeliest: torch.Tensor,
+    rows: Sequence[SamplingRow],
+    *,
+    may_change: bool,
+) -> tuple[list[int], list[int]]:
+    """As `_choose`, with one read: rows that are not finite are drawn from zeros, for nothing."""
+    is_finite = maxima.isfinite()
+    random = [at for at, row in enumerate(rows) if row.params.temperature > 0]
+    if random:
+        drawn_from = take_rows(logits, random)
+        is_lost = ~take_rows(is_finite, random)
+        drawn_from.masked_fill_(is_lost[:, None], 0.0)
+        largest = take_rows(maxima, random).masked_fill_(is_lost, 0.0)
+        for group, drawn in _draw(drawn_from, largest, [rows[at] for at in random]):
+            places = to_device([random[place] for place in group], logits.device, torch.int64)
+            likeliest.index_copy_(0, places, drawn)
+    finite, token_ids = torch.stack((is_finite.long(), likeliest)).tolist()
+    return finite, token_ids
 
 
 def scale(
@@ -99,9 +148,16 @@ def scale(
     return logits.sub_(maxima[:, None]).div_(divisors)
 
 
-def _draw(logits: torch.Tensor, maxima: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """Draw a token for each of the n rows; the maxima are [n] and finite."""
-    token_ids = [0] * len(rows)
+def _draw(
+    logits: torch.Tensor, maxima: torch.Tensor, rows: Sequence[SamplingRow]
+) -> Iterator[tuple[list[int], torch.Tensor]]:
+    """Yield tokens for each of the n rows: indices of some, and their tokens, int64.
+
+    Args:
+        logits: [n, vocab], float32; they are changed in place.
+        maxima: [n], the largest of each row, all finite.
+        rows: How to sample each of the n rows.
+    """
     params = [row.params for row in rows]
     for group in find_candidates(scale(logits, maxima, params), params):
         chosen = [rows[at] for at in group.rows]
@@ -113,6 +169,4 @@ def _draw(logits: torch.Tensor, maxima: torch.Tensor, rows: Sequence[SamplingRow
         drawn = inverse_cdf(group.weights, numbers)
         if group.token_ids is not None:
             drawn = group.token_ids.gather(-1, drawn[:, None])[:, 0]
-        for at, token_id in zip(group.rows, drawn.tolist(), strict=True):
-            token_ids[at] = token_id
-    return token_ids
+        yield group.rows, drawn

@@ -7,6 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from deployments.contract.sampling_params import SamplingParams
+from deployments.engine.sampling import sampler
 from deployments.engine.sampling.logit_processors import adjust
 from deployments.engine.sampling.row import SamplingRow
 from deployments.engine.sampling.sampler import sample, scale
@@ -286,3 +287,18 @@ def test_parameters_at_their_bounds_still_choose_a_token(scale: float) -> None:
             [sampled] = sample(logits()[None] * scale, [row])
             assert sampled is not None
             assert sampled.token_id not in (0, 1)
+
+
+@given(st.lists(st.sampled_from([*VARIANTS, SamplingParams(temperature=0)]), min_size=1), st.data())
+def test_one_read_chooses_as_several_do(params: list[SamplingParams], data: st.DataObject) -> None:
+    rows = [row_of(replace(each, seed=3), position=i) for i, each in enumerate(params)]
+    batch = logits(VOCAB_SIZE * len(rows)).view(len(rows), VOCAB_SIZE)
+    for at in data.draw(st.sets(st.integers(0, len(rows) - 1))):
+        batch[at, data.draw(st.integers(0, VOCAB_SIZE - 1))] = data.draw(
+            st.sampled_from([torch.nan, torch.inf])
+        )
+    before, expected = batch.clone(), token_ids(batch, rows)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sampler, "waits_for_reads", lambda device: True)
+        assert token_ids(batch, rows) == expected
+    torch.testing.assert_close(batch, before, rtol=0, atol=0, equal_nan=True)
