@@ -1,5 +1,6 @@
 import gc
 import os
+from collections.abc import Iterator
 from inspect import iscoroutinefunction
 from typing import Final
 
@@ -100,3 +101,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 async def advance(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Stop the event loop's clock; return a function that advances it."""
     return stop_clock(monkeypatch)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Restore the number of threads that torch computes with."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

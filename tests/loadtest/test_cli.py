@@ -76,19 +76,8 @@ def summary_of(directory: Path) -> dict[str, Any]:
 async def test_a_sweep_writes_all_files_and_uses_the_server_s_model(tmp_path: Path) -> None:
     out = tmp_path / "run"
     async with mocked(Behaviour(num_events=4)) as (server, url):
-        run = await command(
-            "run",
-            url,
-            "-q",
-            "1,4,8",
-            "-n",
-            "5",
-            "--slo",
-            "ttft:2000",
-            "tpot:100",
-            "--out",
-            str(out),
-        )
+        flags = ["-q", "1,4,8", "-n", "5", "--slo", "ttft:2000", "tpot:100", "--out"]
+        run = await command("run", url, *flags, str(out))
     assert run.code == 0, run.errors
     names = {path.name for path in out.iterdir()}
     assert {"summary.json", "requests.jsonl", "summary.csv", "report.html"} <= names

@@ -137,6 +137,12 @@ def shipped_server(
         yield server
 
 
+@pytest.fixture
+def server(shipped_server: Server) -> Server:
+    """Return the shipped server, where a module has no other."""
+    return shipped_server
+
+
 @pytest.fixture(scope="module")
 async def browser() -> AsyncIterator[Browser]:
     async with launched() as browser:

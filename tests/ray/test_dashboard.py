@@ -51,11 +51,6 @@ async def shown(tab: Tab, *texts: str) -> None:
 
 
 @pytest.fixture
-def server(shipped_server: Server) -> Server:
-    return shipped_server
-
-
-@pytest.fixture
 def address(server: Server) -> str:
     """Return the dashboard's address, as the screen tells it."""
     begin = "Ray's dashboard: "

@@ -19,11 +19,6 @@ pytestmark = pytest.mark.slow
 STREAMS = {"/v1/chat/completions", "/v1/completions", "/text-generation"}
 
 
-@pytest.fixture
-def server(shipped_server: Server) -> Server:
-    return shipped_server
-
-
 @pytest.mark.browser
 async def test_execute_unchanged_succeeds_on_every_operation_of_the_page(
     server: Server, browser: Browser

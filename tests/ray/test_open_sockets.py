@@ -34,11 +34,6 @@ def documented(heading: str) -> list[list[str]]:
 
 
 @pytest.fixture
-def server(shipped_server: Server) -> Server:
-    return shipped_server
-
-
-@pytest.fixture
 def tcp(server: Server) -> list[TcpListener]:
     return tcp_listeners(server.process.pid)
 

@@ -34,11 +34,6 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def server(shipped_server: Server) -> Server:
-    return shipped_server
-
-
-@pytest.fixture
 def client(server: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=60) as client:
         yield client

@@ -7,8 +7,8 @@ from fastapi import FastAPI
 
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.serve_app.apps import Client
-from tests.serve_app.fakes import FakeBackend, FakeClock
+from tests.serve_app.apps import Client, make_app
+from tests.serve_app.fakes import CALL, FakeBackend, FakeClock, text_of
 
 
 @pytest.fixture
@@ -45,6 +45,14 @@ def app(config: AppConfig, backend: FakeBackend, clock: FakeClock) -> FastAPI:
 @pytest.fixture
 async def client(app: FastAPI, backend: FakeBackend) -> AsyncIterator[Client]:
     async with Client(app, backend) as client:
+        yield client
+
+
+@pytest.fixture
+async def caller() -> AsyncIterator[Client]:
+    """Return a client whose model calls a tool."""
+    backend = FakeBackend(text_of("Well. ", *CALL), tool_call_format="hermes")
+    async with Client(make_app(backend), backend) as client:
         yield client
 
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from deployments.contract.descriptions import ModelDescription
+from deployments.contract.descriptions import ModelDescription, ReasoningDescription
 from deployments.contract.errors import InvalidRequestError
 from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.generation import (
@@ -15,7 +15,7 @@ from deployments.contract.generation import (
     TokenizeRequest,
 )
 from deployments.contract.output import FinishReason, TextDelta
-from deployments.contract.sampling_params import SamplingParams
+from deployments.contract.sampling_params import ReasoningTokens, SamplingParams
 from tests.serve_app.by_method import ByMethod
 
 if TYPE_CHECKING:
@@ -29,6 +29,14 @@ HELLO: list[Step] = [
     [TextDelta((12,), ","), TextDelta((13, 14), " world")],
     [TextDelta((15,), "!", FinishReason.STOP)],
 ]
+
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def text_of(*pieces: str, finish: FinishReason = FinishReason.STOP) -> list[Step]:
+    steps: list[Step] = [[TextDelta((at,), piece)] for at, piece in enumerate(pieces)]
+    return [*steps, [TextDelta((99,), "", finish)]]
 
 
 class Pinged(asyncio.Event):
@@ -114,6 +122,11 @@ class FakeBackend(ByMethod):
             tool_call_token_ids=tool_call_token_ids,
             system_fingerprint="fp_fake",
         )
+
+    def reason(self) -> None:
+        """Reason from now on, between the tokens 8 and 9."""
+        reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
+        self.description = replace(self.description, reasoning=reasoning)
 
     @property
     def num_calls(self) -> int:

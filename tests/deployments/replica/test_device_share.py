@@ -1,5 +1,4 @@
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,13 +21,7 @@ from tests.hub_configs import config_file
 
 LARGE_BYTES = 1000
 
-
-@pytest.fixture(autouse=True)
-def same_threads() -> Iterator[None]:
-    """Restore the number of threads that torch computes with."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("threads")
 
 
 @pytest.mark.parametrize(("num_gpus", "share"), [(0.25, 0.25), (1.0, 1.0), (0.0, 1.0)])

@@ -1,7 +1,7 @@
 """Decode steps as programs, compared with the same steps call by call."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import count
 from typing import Any
@@ -49,7 +49,7 @@ DTYPES = [
 """The dtypes for which this processor has kernels; without any, no test here is collected."""
 
 pytestmark = [
-    pytest.mark.usefixtures("shared_traces"),
+    pytest.mark.usefixtures("shared_traces", "threads"),
     pytest.mark.skipif(
         not can_run() or not DTYPES,
         reason="needs a processor with AVX2, and torch on libgomp",
@@ -154,13 +154,6 @@ def finish(engine: Engine) -> dict[str, list[int]]:
     collector = Collector(engine)
     collector.run()
     return tokens_of(collector)
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=DTYPES, ids=str)

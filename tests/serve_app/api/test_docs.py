@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -11,10 +10,8 @@ from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 
 import deployments.contract.errors
-from deployments.contract.descriptions import ReasoningDescription
 from deployments.contract.errors import GenerationFailedError, OverloadedError, RaystreamError
 from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
-from deployments.contract.sampling_params import ReasoningTokens
 from serve_app.config import AppConfig
 from serve_app.http.warning_header import WARNING_HEADER
 from serve_app.ingress import AppParts, build_app
@@ -295,8 +292,7 @@ async def test_reasoning_and_calls_are_what_the_document_says(
     text = '<think>Hm.</think><tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     steps: list[Step] = [[TextDelta((1,), text, FinishReason.STOP)]]
     backend = FakeBackend(steps, tool_call_format="hermes")
-    reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
-    backend.description = replace(backend.description, reasoning=reasoning)
+    backend.reason()
     transport = httpx.ASGITransport(build_app(AppParts(config, {"m": backend})))
     path = "/v1/chat/completions"
     tools = [{"type": "function", "function": {"name": "f"}}]

@@ -2,18 +2,15 @@
 
 import asyncio
 import base64
-from dataclasses import replace
 
 import pytest
 from PIL import Image
 from playwright.async_api import Browser, expect
 
-from deployments.contract.descriptions import ReasoningDescription
 from deployments.contract.errors import OverloadedError
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.messages import ChatMessage, ImagePart, TextPart
 from deployments.contract.output import FinishReason, TextDelta
-from deployments.contract.sampling_params import ReasoningTokens
 from tests.images import png
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.playground.served_page import Models, Page, opened
@@ -203,8 +200,7 @@ async def test_a_call_s_result_is_sent_again_after_an_answer_that_has_failed(
 
 
 async def test_reasoning_stands_apart(page: Page) -> None:
-    reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
-    page.models.chat.description = replace(page.models.chat.description, reasoning=reasoning)
+    page.models.chat.reason()
     page.models.chat.steps = [
         [TextDelta((8, 1, 9), "<think>Let me see.</think>")],
         [TextDelta((2,), "It joins.", FinishReason.STOP)],

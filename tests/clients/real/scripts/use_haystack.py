@@ -1,6 +1,6 @@
 """haystack: OpenAIChatGenerator, and an Agent with a tool."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from haystack.components.agents import Agent
 from haystack.components.generators.chat import OpenAIChatGenerator
@@ -8,13 +8,8 @@ from haystack.dataclasses import ChatMessage, ImageContent, StreamingChunk
 from haystack.tools import tool
 from haystack.utils import Secret
 from openai import BadRequestError
-from pydantic import BaseModel
 from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, refused, run
-
-
-class Weather(BaseModel):
-    sky: Literal["clear", "cloudy"]
-    degrees: Literal[10, 20, 30]
+from weather import Weather
 
 
 @tool

@@ -1,11 +1,11 @@
 """litellm: `completion` against an OpenAI-compatible server."""
 
 import json
-from typing import Any, Literal
+from typing import Any
 
 import litellm
-from pydantic import BaseModel
 from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, refused, run
+from weather import Weather
 
 SERVER: dict[str, Any] = {
     "model": f"openai/{MODEL}",
@@ -38,11 +38,6 @@ ENDLESS_TOOL = {
         },
     },
 }
-
-
-class Weather(BaseModel):
-    sky: Literal["clear", "cloudy"]
-    degrees: Literal[10, 20, 30]
 
 
 def question(content: Any = QUESTION) -> list[Any]:

@@ -3,11 +3,10 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
 
 import llm
-from pydantic import BaseModel
 from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, refused, run
+from weather import Weather
 
 (llm.user_dir() / "extra-openai-models.yaml").write_text(f"""\
 - model_id: {MODEL}
@@ -17,11 +16,6 @@ from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, refus
   supports_tools: true
   vision: true
 """)
-
-
-class Weather(BaseModel):
-    sky: Literal["clear", "cloudy"]
-    degrees: Literal[10, 20, 30]
 
 
 def weather(is_rome: bool) -> str:

@@ -5,19 +5,14 @@ from typing import Any, Literal
 from urllib.parse import urljoin
 
 from mirascope import llm
-from pydantic import BaseModel
 from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, refused, run
+from weather import Weather
 
 llm.register_provider("openai", base_url=BASE_URL, api_key="none")
 llm.register_provider("anthropic", base_url=urljoin(BASE_URL, "/"), api_key="none")
 
 CHAT, RESPONSES, MESSAGES = f"openai/{MODEL}:completions", f"openai/{MODEL}", f"anthropic/{MODEL}"
 THINKING: dict[str, Any] = {"thinking": {"level": "medium", "include_thoughts": True}}
-
-
-class Weather(BaseModel):
-    sky: Literal["clear", "cloudy"]
-    degrees: Literal[10, 20, 30]
 
 
 @llm.tool

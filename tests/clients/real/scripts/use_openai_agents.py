@@ -12,15 +12,10 @@ from agents import (
     set_tracing_disabled,
 )
 from openai import AsyncOpenAI, BadRequestError
-from pydantic import BaseModel
 from steps import ANSWER, BASE_URL, MODEL, QUESTION, RED_SQUARE, TOO_LONG, refused, run
+from weather import Weather
 
 set_tracing_disabled(True)
-
-
-class Weather(BaseModel):
-    sky: Literal["clear", "cloudy"]
-    degrees: Literal[10, 20, 30]
 
 
 @function_tool

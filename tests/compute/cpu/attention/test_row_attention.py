@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -13,7 +13,7 @@ from deployments.compute.cpu.attention.row_attention_kernel import RowAttentionK
 from deployments.compute.cpu.jit import openmp, vector_builder
 from deployments.compute.sdpa import Scores
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("threads")]
 
 NUM_EXTENTS, CAPACITY = 5, 40
 PLAIN = Scores(None, None)
@@ -146,13 +146,6 @@ def some_rows(draw: st.DrawFn) -> list[Row]:
         Row(extent, length, draw(st.integers(0, length - 1)))
         for extent, length in zip(extents, lengths, strict=False)
     ]
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @cache

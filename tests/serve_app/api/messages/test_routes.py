@@ -1,7 +1,6 @@
 import asyncio
 import json
 import textwrap
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,6 @@ from jsonschema import Draft202012Validator
 from PIL import Image
 from pydantic import ValidationError
 
-from deployments.contract.descriptions import ReasoningDescription
 from deployments.contract.errors import (
     GenerationFailedError,
     InvalidRequestError,
@@ -27,14 +25,13 @@ from tests.images import data_uri, png
 from tests.offenders import every
 from tests.serve_app.apps import ALICE, AppClient, Client, client_of, make_app, ring
 from tests.serve_app.asgi_call import AsgiCall
-from tests.serve_app.fakes import HELLO, FakeBackend, Step
+from tests.serve_app.fakes import CALL, HELLO, FakeBackend, text_of
 
 MESSAGES = "/v1/messages"
 COUNT = f"{MESSAGES}/count_tokens"
 USER: list[Any] = [{"role": "user", "content": "hi"}]
 HI: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": USER}
 TOOL = {"name": "f", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
-CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 IMAGE = data_uri(Image.new("RGB", (3, 2)))
 
 
@@ -45,11 +42,6 @@ def usage(num_input: int, num_output: int, num_cached: int = 0) -> dict[str, Any
         "cache_read_input_tokens": num_cached,
         "output_tokens": num_output,
     }
-
-
-def text_of(*pieces: str, finish: FinishReason = FinishReason.STOP) -> list[Step]:
-    steps: list[Step] = [[TextDelta((at,), piece)] for at, piece in enumerate(pieces)]
-    return [*steps, [TextDelta((99,), "", finish)]]
 
 
 def named_events(body: bytes) -> list[dict[str, Any]]:
@@ -69,17 +61,6 @@ async def streamed(client: AppClient, **fields: Any) -> list[dict[str, Any]]:
     answer = await client.ask(MESSAGES, {**HI, **fields, "stream": True})
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     return named_events(answer.content)
-
-
-@pytest.fixture
-def calling() -> FakeBackend:
-    return FakeBackend(text_of("Well. ", *CALL), tool_call_format="hermes")
-
-
-@pytest.fixture
-async def caller(calling: FakeBackend) -> AsyncIterator[Client]:
-    async with Client(make_app(calling), calling) as client:
-        yield client
 
 
 async def test_a_whole_answer_has_anthropic_s_shape(client: Client) -> None:
@@ -331,8 +312,7 @@ async def test_tool_choice_is_kept(
 
 
 async def test_reasoning_is_a_block_before_the_text(client: Client) -> None:
-    reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
-    client.backend.description = replace(client.backend.description, reasoning=reasoning)
+    client.backend.reason()
     client.backend.steps = text_of("<think>", "Hm", ".", "</think>", "Yes", ".")
     whole = (await client.post(MESSAGES, json=HI)).json()
     thinking, text = whole["content"]
@@ -348,8 +328,7 @@ async def test_reasoning_is_a_block_before_the_text(client: Client) -> None:
 
 
 async def test_omitted_reasoning_comes_back_in_the_next_turn(client: Client) -> None:
-    reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
-    client.backend.description = replace(client.backend.description, reasoning=reasoning)
+    client.backend.reason()
     client.backend.steps = text_of("<think>", "Hm", " é.", "</think>", "Yes", ".")
     fields = {"thinking": {"type": "adaptive", "display": "omitted"}}
     whole = (await client.post(MESSAGES, json={**HI, **fields})).json()
@@ -407,8 +386,7 @@ async def test_a_budget_bounds_the_tokens_of_reasoning_where_there_is_any(
     client: Client, reasons: bool
 ) -> None:
     if reasons:
-        reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
-        client.backend.description = replace(client.backend.description, reasoning=reasoning)
+        client.backend.reason()
     thinking = {"type": "enabled", "budget_tokens": 5}
     assert (await client.post(MESSAGES, json={**HI, "thinking": thinking})).status_code == 200
     (request,) = client.backend.requests

@@ -1,7 +1,5 @@
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,22 +8,21 @@ from jsonschema import Draft202012Validator
 from openai.types.responses import Response
 from PIL import Image
 
-from deployments.contract.descriptions import ReasoningDescription
 from deployments.contract.errors import (
     GenerationFailedError,
     InvalidRequestError,
     OverloadedError,
 )
 from deployments.contract.messages import ChatMessage, ImagePart, TextPart
-from deployments.contract.output import FinishReason, TextDelta
-from deployments.contract.sampling_params import GRAMMAR_PARAM, ReasoningTokens
+from deployments.contract.output import FinishReason
+from deployments.contract.sampling_params import GRAMMAR_PARAM
 from serve_app.api.responses.schema import ResponsesEvent
 from serve_app.http.warning_header import WARNING_HEADER
 from tests.images import data_uri
 from tests.offenders import every
-from tests.serve_app.apps import AppClient, Client, make_app
+from tests.serve_app.apps import AppClient, Client
 from tests.serve_app.asgi_call import AsgiCall
-from tests.serve_app.fakes import HELLO, FakeBackend, Step
+from tests.serve_app.fakes import CALL, HELLO, FakeBackend, text_of
 
 RESPONSES = "/v1/responses"
 HI: dict[str, Any] = {"model": "m", "input": "hi"}
@@ -35,13 +32,7 @@ TOOL = {
     "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
     "strict": False,
 }
-CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 IMAGE = data_uri(Image.new("RGB", (3, 2)))
-
-
-def text_of(*pieces: str, finish: FinishReason = FinishReason.STOP) -> list[Step]:
-    steps: list[Step] = [[TextDelta((at,), piece)] for at, piece in enumerate(pieces)]
-    return [*steps, [TextDelta((99,), "", finish)]]
 
 
 async def streamed(client: AppClient, **fields: Any) -> list[dict[str, Any]]:
@@ -60,17 +51,6 @@ async def streamed(client: AppClient, **fields: Any) -> list[dict[str, Any]]:
 
 def kinds_of(events: list[dict[str, Any]]) -> list[str]:
     return [event["type"].removeprefix("response.") for event in events]
-
-
-@pytest.fixture
-def calling() -> FakeBackend:
-    return FakeBackend(text_of("Well. ", *CALL), tool_call_format="hermes")
-
-
-@pytest.fixture
-async def caller(calling: FakeBackend) -> AsyncIterator[Client]:
-    async with Client(make_app(calling), calling) as client:
-        yield client
 
 
 async def test_a_whole_answer_has_openai_s_shape(client: Client) -> None:
@@ -222,8 +202,7 @@ async def test_tool_choice_is_kept(
 
 
 async def test_reasoning_is_an_item_before_the_text(client: Client) -> None:
-    reasoning = ReasoningDescription("qwen3", ReasoningTokens(8, 9))
-    client.backend.description = replace(client.backend.description, reasoning=reasoning)
+    client.backend.reason()
     client.backend.steps = text_of("<think>", "Hm", ".", "</think>", "Yes.")
     whole = (await client.post(RESPONSES, json=HI)).json()
     Response.model_validate(whole)
