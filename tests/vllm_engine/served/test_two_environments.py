@@ -4,8 +4,8 @@ Both of vLLM's are the same one here, by two names, so that CI installs vLLM onc
 """
 
 import os
-import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +97,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     http = {"host": "127.0.0.1", "port": port}
     file = {"http_options": http, "applications": [application]}
     (folder / "two.yaml").write_text(yaml.safe_dump(file))
-    command = [shutil.which("raystream") or "raystream", "serve", "two.yaml"]
+    command = [Path(sys.executable).with_name("raystream"), "serve", "two.yaml"]
     url = f"http://127.0.0.1:{port}"
     with started(command, folder, dict(os.environ), url) as (pid, _):
         yield Served(url, pid)
