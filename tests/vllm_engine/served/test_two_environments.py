@@ -97,7 +97,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     http = {"host": "127.0.0.1", "port": port}
     file = {"http_options": http, "applications": [application]}
     (folder / "two.yaml").write_text(yaml.safe_dump(file))
-    command = [Path(sys.executable).with_name("raystream"), "serve", "two.yaml"]
+    command = [str(Path(sys.executable).with_name("raystream")), "serve", "two.yaml"]
     url = f"http://127.0.0.1:{port}"
     with started(command, folder, dict(os.environ), url) as (pid, _):
         yield Served(url, pid)
