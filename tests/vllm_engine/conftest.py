@@ -4,9 +4,7 @@ That environment lacks what the other tests need, those of whole servers (`serve
 must not read their conftest.py: `--confcutdir=tests/vllm_engine`.
 """
 
-import gc
 import os
-import warnings
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -32,15 +30,6 @@ if HAS_VLLM:
         "OMP_NUM_THREADS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
     }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def sockets_of_ended_engines() -> "Iterator[None]":
-    """Let vLLM leave the contexts of its sockets to the end of the process: it closes none."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
 
 
 @pytest.fixture(scope="session")
