@@ -25,6 +25,39 @@ if __name__ == "__main__":
     engine.start()
     engine.join()
 """
+REPLICA_WITH_VLLM = """
+import asyncio
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs import TokensPrompt
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from deployments.vllm_engine.scheduler import bind
+from tests.vllm_engine.parameter_sets import PROMPT, tiny_model_folder
+
+
+async def run(llm):
+    params = SamplingParams(max_tokens=240, temperature=0, ignore_eos=True, detokenize=False)
+    async for _ in llm.generate(TokensPrompt(prompt_token_ids=list(PROMPT)), params, "a"):
+        print("running", flush=True)
+    await asyncio.sleep(600)
+
+
+if __name__ == "__main__":
+    arguments = AsyncEngineArgs(
+        model=str(tiny_model_folder()),
+        dtype="float32",
+        max_model_len=256,
+        structured_outputs_config={"backend": "guidance"},
+        kv_cache_memory_bytes=2**26,
+        distributed_executor_backend="uni",
+        enforce_eager=True,
+    )
+    config = arguments.create_engine_config()
+    bind(config)
+    asyncio.run(run(AsyncLLM.from_vllm_config(config)))
+"""
 END_S = 5.0
 
 
@@ -49,7 +82,10 @@ def wait(condition: Callable[[], bool], deadline_s: float = 60) -> None:
 
 def is_running(pid: int) -> bool:
     # An orphan that has ended stays a zombie where process 1 collects none.
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize("when", ["watching", "late"])
@@ -67,6 +103,26 @@ def test_no_process_is_left_after_the_replica_was_killed(tmp_path: Path, when: s
     replica.send_signal(signal.SIGKILL)
     replica.wait()
     wait(lambda: not any(is_running(pid) for pid in pids), END_S)
+
+
+@pytest.mark.vllm
+def test_vllm_ends_after_its_replica_was_killed_under_a_stream(tmp_path: Path) -> None:
+    script = tmp_path / "replica.py"
+    script.write_text(REPLICA_WITH_VLLM)
+    replica = subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert replica.stdout is not None
+    with replica.stdout:
+        assert any(line == "running\n" for line in replica.stdout)
+        processes = psutil.Process(replica.pid).children(recursive=True)
+        assert any("EngineCore" in process.name() for process in processes)
+        replica.send_signal(signal.SIGKILL)
+    replica.wait()
+    wait(lambda: not any(is_running(process.pid) for process in processes), END_S)
 
 
 def test_a_parent_whose_pid_is_gone_ends_the_process_at_once() -> None:
