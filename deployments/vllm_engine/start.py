@@ -40,6 +40,11 @@ logger = logging.getLogger("ray.serve.raystream.replica")
 GPU_PART: Final = 0.92
 """The part of its share of a GPU that vLLM takes, unless the entry says another."""
 
+CPU_KV_BYTES: Final = 4 * GIB
+"""The most that `kv_cache_memory_bytes: auto` is on a CPU: vLLM takes all of it at its start.
+Its own default is as much.
+"""
+
 FIT: Final = -1
 """To vLLM, the longest `max_model_len` that the memory holds."""
 
@@ -135,7 +140,7 @@ def arguments(spec: ModelSpec, *, on_cpu: bool) -> dict[str, Any]:
     if step_tokens is not None:
         chosen["max_num_batched_tokens"] = step_tokens
     if on_cpu:
-        kv_bytes = kv_bytes or int(CPU_KV_FRACTION * cgroup.total_bytes())
+        kv_bytes = kv_bytes or min(int(CPU_KV_FRACTION * cgroup.total_bytes()), CPU_KV_BYTES)
         if not _has_compiler():
             logger.warning("%s is not compiled: this machine has no C++ compiler", spec.id)
             chosen["enforce_eager"] = True

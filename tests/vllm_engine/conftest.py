@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from tests.vllm_engine.in_process import InProcessEngine
 
 HAS_VLLM = find_spec("vllm") is not None
-IMPORTING = ["test_allowed_args.py", "test_draws.py", "test_grammars.py", "test_scheduler.py"]
+IMPORTING = [
+    f"test_{name}.py" for name in ("allowed_args", "draws", "engine", "grammars", "scheduler")
+]
 collect_ignore = ["served"] if HAS_VLLM else IMPORTING
 
 if HAS_VLLM:

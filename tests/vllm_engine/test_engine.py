@@ -1,0 +1,287 @@
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import Qwen2ForCausalLM
+
+from deployments.contract.errors import ReplicaUnavailableError
+from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.output import FinishReason, SequenceJournal
+from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
+from deployments.engine.limits import SequenceTooLongError
+from tests.engine.tiny_models import EOS_TOKEN_ID
+from tests.vllm_engine.parameter_sets import (
+    EVERY,
+    GRAMMAR,
+    PARAMETER_SETS,
+    PROMPT,
+    RANDOM,
+    tiny_model_folder,
+)
+from tests.vllm_engine.running_engine import DEADLINE_S, Gains, RunningEngine, started
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+NUM_TOKENS = 40
+CUTS = (0, 1, 7, 37)
+ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
+LATEST_S = 10
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[RunningEngine]:
+    with started() as engine:
+        yield engine
+
+
+async def test_greedy_tokens_are_those_of_transformers(running: RunningEngine) -> None:
+    model: Any = Qwen2ForCausalLM.from_pretrained(tiny_model_folder(), dtype=torch.float32)
+    expected = model.generate(
+        torch.tensor([PROMPT]),
+        max_new_tokens=NUM_TOKENS,
+        min_new_tokens=NUM_TOKENS,
+        do_sample=False,
+    )[0, len(PROMPT) :].tolist()
+    gains = await running.run(replace(EVERY, max_tokens=NUM_TOKENS, stop_token_ids=frozenset()))
+    assert gains.token_ids == tuple(expected)
+    assert gains.reason is FinishReason.LENGTH
+
+
+async def test_sequences_that_are_cut_anywhere_go_on_as_if_they_had_not_been(
+    running: RunningEngine,
+) -> None:
+    sets = {
+        name: replace(params, max_tokens=NUM_TOKENS)
+        for name, params in {**PARAMETER_SETS, "stop": replace(RANDOM, stop=("~",))}.items()
+    }
+    whole = dict(zip(sets, await asyncio.gather(*map(running.run, sets.values())), strict=True))
+    cuts = [(name, cut) for name in sets for cut in CUTS if cut < len(whole[name].token_ids)]
+    resumed = await asyncio.gather(
+        *(running.run(sets[name], whole[name].token_ids[:cut]) for name, cut in cuts)
+    )
+    assert len(cuts) > 35
+    differing = [
+        (name, cut)
+        for (name, cut), gains in zip(cuts, resumed, strict=True)
+        if gains.token_ids != whole[name].token_ids[cut:] or gains.reason != whole[name].reason
+    ]
+    assert not differing
+
+
+async def test_each_step_is_told_once_after_its_deltas(running: RunningEngine) -> None:
+    running.seen.clear()
+    await asyncio.gather(*(running.run(EVERY) for _ in range(4)))
+    assert EVERY.max_tokens is not None
+    # All four may not begin in the same step.
+    assert EVERY.max_tokens <= len(running.seen) <= EVERY.max_tokens + 12
+    assert running.seen[-1].num_steps > running.seen[0].num_steps
+
+
+async def test_a_stop_string_ends_the_text_and_the_sequence(running: RunningEngine) -> None:
+    whole = await running.run(EVERY)
+    stop = whole.text[6:8]
+    gains = await running.run(replace(EVERY, stop=(stop,)))
+    assert gains.text == whole.text[: whole.text.index(stop)]
+    assert (gains.reason, gains.last.stop) == (FinishReason.STOP, stop)
+    await running.until_idle()
+
+
+async def test_an_end_of_sequence_token_is_delivered_and_adds_no_text(
+    running: RunningEngine,
+) -> None:
+    params = replace(EVERY, ignore_eos=False, logit_bias=((EOS_TOKEN_ID, 100.0),))
+    gains = await running.run(params)
+    assert (gains.token_ids, gains.text) == ((EOS_TOKEN_ID,), "")
+    assert gains.reason is FinishReason.STOP
+
+
+async def test_log_probabilities_come_with_their_tokens_and_do_not_stop_the_engine(
+    running: RunningEngine,
+) -> None:
+    began_s = time.monotonic()
+    gains = await running.run(replace(EVERY, top_logprobs=3))
+    assert time.monotonic() - began_s < LATEST_S  # vLLM would compile for longer
+    entries = [entry for delta in gains.deltas for entry in delta.logprobs]
+    assert [entry.chosen.token_id for entry in entries] == list(gains.token_ids)
+    for entry in entries:
+        assert entry.top[0] == entry.chosen  # it is greedy
+        assert [each.logprob for each in entry.top] == sorted(
+            (each.logprob for each in entry.top), reverse=True
+        )
+        assert len(entry.top) == 3
+
+
+async def test_a_prompt_s_log_probabilities_are_told_once_and_before_the_answer(
+    running: RunningEngine,
+) -> None:
+    params = replace(EVERY, prompt_logprobs=2)
+    gains = await running.run(params)
+    parts = [part for delta in gains.deltas for part in delta.prompt_logprobs]
+    assert sum(map(len, parts)) == len(PROMPT)
+    assert gains.deltas[0].prompt_logprobs
+    positions = [each for part in parts for each in part.positions()]
+    assert [entry.chosen.token_id for entry, _ in positions] == list(PROMPT[1:])
+    moved = await running.run(params, gains.token_ids[:5], num_prompt_logprobs=3)
+    rest = [part for delta in moved.deltas for part in delta.prompt_logprobs]
+    assert [each for part in rest for each in part.positions()] == positions[2:]
+
+
+async def test_without_tokens_to_generate_only_the_prompt_is_computed(
+    running: RunningEngine,
+) -> None:
+    gains = await running.run(SamplingParams(max_tokens=0, prompt_logprobs=0))
+    assert (gains.token_ids, gains.text) == ((), "")
+    assert gains.reason is FinishReason.LENGTH
+    assert gains.last.begun_s is not None
+
+
+async def test_a_prefix_is_cached_and_counted(running: RunningEngine) -> None:
+    prompt = tuple(range(50, 200))
+    first = await running.run(EVERY, prompt_token_ids=prompt)
+    before = running.engine.stats.num_cached_tokens
+    second = await running.run(EVERY, prompt_token_ids=prompt)
+    assert second.token_ids == first.token_ids
+    assert (first.deltas[0].num_cached_tokens, second.deltas[0].num_cached_tokens) == (0, 128)
+    assert running.engine.stats.num_cached_tokens == before + 128
+
+
+async def test_a_journal_says_when_a_sequence_began(running: RunningEngine) -> None:
+    journal, began_ns = SequenceJournal(), time.time_ns()
+    await running.run(EVERY, journal=journal)
+    assert journal.begun_ns is not None
+    assert began_ns - 1e7 <= journal.begun_ns <= time.time_ns()
+    assert not journal.preempted_ns
+
+
+async def test_a_block_that_ends_early_aborts_its_sequence(running: RunningEngine) -> None:
+    gains = Gains()
+    with running.running(gains, ENDLESS):
+        await gains.begun.wait()
+    num_deltas = len(gains.deltas)
+    await running.until_idle()
+    assert len(gains.deltas) == num_deltas
+
+
+async def test_a_block_that_ends_at_once_leaves_nothing_behind(running: RunningEngine) -> None:
+    with running.running(Gains(), ENDLESS):
+        pass
+    await running.engine.ping()
+    await running.until_idle()
+    assert not running.engine._llm.output_processor.request_states
+
+
+async def test_a_grammar_binds_the_text_and_goes_on_after_a_move(running: RunningEngine) -> None:
+    params = replace(RANDOM, grammar=GRAMMAR, max_tokens=NUM_TOKENS)
+    whole = await running.run(params)
+    assert json.loads(whole.text).keys() == {"a", "b"}
+    assert whole.reason is FinishReason.STOP
+    for cut in (1, 7):
+        moved = await running.run(params, whole.token_ids[:cut])
+        assert moved.token_ids == whole.token_ids[cut:]
+
+
+async def test_a_grammar_that_can_not_be_used_is_refused_by_name(running: RunningEngine) -> None:
+    with pytest.raises(InvalidParameterError):
+        await running.run(replace(EVERY, grammar="no grammar"))
+
+
+async def test_a_sequence_that_does_not_fit_is_refused(running: RunningEngine) -> None:
+    with pytest.raises(SequenceTooLongError):
+        await running.run(SamplingParams(max_tokens=256))
+
+
+async def test_one_that_fails_to_take_its_deltas_ends_no_other(running: RunningEngine) -> None:
+    class Failing(Gains):
+        def take(self, delta: object) -> None:
+            raise ValueError("a bug")
+
+    beside = asyncio.ensure_future(running.run(EVERY))
+    with running.running(Failing(), ENDLESS):
+        assert len((await beside).token_ids) == EVERY.max_tokens
+    await running.until_idle()
+
+
+async def test_an_idle_engine_is_healthy_by_a_ping(running: RunningEngine) -> None:
+    await running.until_idle()
+    await running.engine.check_health()
+    num_steps = running.engine.stats.num_steps
+    await running.engine.check_health()
+    assert running.engine.stats.num_steps > num_steps
+
+
+def engine_core() -> psutil.Process:
+    """Return the process of the engine that started last."""
+    children = psutil.Process().children()
+    return max(
+        (each for each in children if "resource_tracker" not in " ".join(each.cmdline())),
+        key=lambda each: each.create_time(),
+    )
+
+
+@pytest.mark.slow
+async def test_an_engine_that_stops_ends_its_streams_and_its_health_within_ten_seconds() -> None:
+    with started() as doomed:
+        await doomed.engine.ping()
+        gains = Gains()
+        with doomed.running(gains, ENDLESS):
+            await gains.begun.wait()
+            os.kill(engine_core().pid, signal.SIGSTOP)
+            began_s = time.monotonic()
+            async with asyncio.timeout(DEADLINE_S):
+                await gains.ended.wait()
+            assert time.monotonic() - began_s < LATEST_S
+        assert gains.reason is FinishReason.ABORT
+        assert "failed" in (gains.last.error or "")
+        assert not doomed.engine.is_alive
+        with pytest.raises(ReplicaUnavailableError):
+            await doomed.engine.check_health()
+        os.kill(engine_core().pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+async def test_streams_of_an_engine_that_is_killed_may_go_on_elsewhere() -> None:
+    with started() as doomed:
+        many = [Gains() for _ in range(8)]
+        tasks = [asyncio.ensure_future(_follow(doomed, gains, ENDLESS)) for gains in many]
+        for gains in many:
+            await gains.begun.wait()
+        os.kill(engine_core().pid, signal.SIGKILL)
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.gather(*tasks)
+        assert {gains.reason for gains in many} == {FinishReason.ABORT}
+        with pytest.raises(ReplicaUnavailableError):
+            doomed.engine.require_alive()
+        with pytest.raises(ReplicaUnavailableError):
+            await doomed.engine.check_health()
+
+
+async def _follow(running: RunningEngine, gains: Gains, params: SamplingParams) -> None:
+    with running.running(gains, params):
+        await gains.ended.wait()
+
+
+@pytest.mark.slow
+def test_an_engine_that_can_not_start_says_why_in_one_line() -> None:
+    with (
+        pytest.raises(UnsupportedModelError, match="No available memory for the cache") as caught,
+        started(kv_cache_memory_bytes=1000),
+    ):
+        pass
+    assert "\n" not in str(caught.value)
+
+
+def test_arguments_that_vllm_refuses_are_told_in_one_line() -> None:
+    with (
+        pytest.raises(UnsupportedModelError, match=r"max_model_len.*4096") as caught,
+        started(max_model_len=4096),
+    ):
+        pass
+    assert "\n" not in str(caught.value)
