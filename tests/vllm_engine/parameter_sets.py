@@ -1,8 +1,10 @@
 """Ten ways to choose tokens, and where their texts are cut."""
 
+import atexit
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from shutil import rmtree
 from tempfile import mkdtemp
 
 import torch
@@ -39,6 +41,7 @@ def tiny_model_folder() -> Path:
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512}
     model = Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, "hidden_size": 64, **heads}))
     folder = Path(mkdtemp(prefix="raystream-tiny-"))
+    atexit.register(rmtree, folder, ignore_errors=True)
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder

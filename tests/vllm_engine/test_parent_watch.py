@@ -111,7 +111,12 @@ def test_vllm_ends_after_its_replica_was_killed_under_a_stream(tmp_path: Path) -
     script.write_text(REPLICA_WITH_VLLM)
     replica = subprocess.Popen(
         [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        # It leaves its model's folder, because it is killed.
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "TMPDIR": str(tmp_path),
+        },
         stdout=subprocess.PIPE,
         text=True,
     )
