@@ -1,0 +1,92 @@
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from deployments.device.device import CpuDevice
+from deployments.device.process_tree import TreeMemory, WatchedGpus
+
+GROWN_BYTES = 64 * 2**20
+
+
+def test_the_memory_of_processes_below_this_one_counts() -> None:
+    before = TreeMemory(CpuDevice())().process_bytes
+    code = f"x = bytearray({GROWN_BYTES}); print(len(x), flush=True); input()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        after = TreeMemory(CpuDevice())()
+    finally:
+        child.communicate(b"\n")
+    assert before is not None
+    assert after.process_bytes is not None
+    assert after.process_bytes >= before + GROWN_BYTES // 2
+    assert after.peak_bytes == after.process_bytes
+    assert after.device_total_bytes
+
+
+def test_the_pages_are_not_walked_again_at_once() -> None:
+    now_s = 0.0
+
+    def clock() -> float:
+        nonlocal now_s
+        now_s += 0.01
+        return now_s
+
+    read = TreeMemory(CpuDevice(), clock)
+    first = read().process_bytes
+    kept = bytearray(GROWN_BYTES)
+    assert read().process_bytes == first
+    now_s += 10
+    assert (read().process_bytes or 0) > (first or 0) + len(kept) // 2
+
+
+@dataclass
+class FakeNvml:
+    """Two GPUs; on the second, this process and a strange one compute."""
+
+    asked: list[Any] = field(default_factory=list)
+
+    def nvmlInit(self) -> None:  # noqa: N802 - the library's name
+        pass
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        self.asked.append(index)
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
+        self.asked.append(uuid)
+        return 1
+
+    def nvmlDeviceGetName(self, handle: int) -> bytes:  # noqa: N802
+        return b"a GPU"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
+        return SimpleNamespace(total=100, used=10 * (1 + handle))
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:  # noqa: N802
+        own = SimpleNamespace(pid=psutil.Process().pid, usedGpuMemory=7)
+        return [own, SimpleNamespace(pid=-1, usedGpuMemory=50)] if handle else []
+
+
+def test_gpus_are_those_that_ray_has_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,GPU-1")
+    nvml = FakeNvml()
+    gpus = WatchedGpus.assigned(nvml)
+    assert nvml.asked == [0, "GPU-1"]
+    assert (gpus.name, gpus.total_bytes, gpus.used_bytes()) == ("2 x a GPU", 200, 30)
+    use = TreeMemory(gpus)()
+    assert (use.process_bytes, use.device_used_bytes, use.device_total_bytes) == (7, 30, 200)
+
+
+def test_a_process_without_gpus_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ValueError, match="sees none"):
+        WatchedGpus.assigned(FakeNvml())

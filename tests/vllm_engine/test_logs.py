@@ -1,0 +1,62 @@
+import json
+import logging
+import logging.config
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deployments.vllm_engine.logs import SILENT, VARIABLE, Cause, EngineLogs
+
+
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLogs]:
+    monkeypatch.setenv(VARIABLE, "")
+    made = EngineLogs(tmp_path / "vllm.log")
+    made.prepare()
+    config = json.loads(Path(os.environ[VARIABLE]).read_text())
+    del config["loggers"]["deployments"]  # that of the tests
+    logging.config.dictConfig(config)
+    yield made
+    made.close()
+    for name in ("vllm", SILENT):
+        logging.getLogger(name).handlers.clear()
+        logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+def fail(why: str) -> None:
+    try:
+        raise ValueError(why)
+    except ValueError:
+        logging.getLogger("vllm.core").exception("EngineCore failed to start.")
+
+
+def test_an_exception_is_one_line_on_the_terminal_and_whole_in_the_file(
+    logs: EngineLogs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail("too little\nmemory")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("ERROR ")
+    assert line.endswith("EngineCore failed to start. too little memory")
+    assert "Traceback" in (tmp_path / "vllm.log").read_text()
+
+
+def test_the_first_cause_is_the_one_that_led_to_the_others(logs: EngineLogs) -> None:
+    assert logs.first_cause() is None
+    fail("the root")
+    fail("what followed")
+    assert logs.first_cause() == Cause("ValueError", "the root")
+
+
+def test_warnings_of_vllm_go_to_the_file_only(
+    logs: EngineLogs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logging.getLogger("vllm.config").warning("a custom scheduler")
+    assert capsys.readouterr().err == ""
+    assert "a custom scheduler" in (tmp_path / "vllm.log").read_text()
+
+
+def test_the_parameters_of_requests_are_not_logged(logs: EngineLogs, tmp_path: Path) -> None:
+    logging.getLogger(SILENT).error("SchedulerOutput(a client's grammar)")
+    assert not (tmp_path / "vllm.log").exists()
