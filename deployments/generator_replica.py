@@ -262,6 +262,7 @@ class GeneratorReplica(ModelReplica):
                 is_resumed=request.is_resumed,
                 journal=None if span is None else span.journal,
                 num_prompt_logprobs=request.num_prompt_logprobs,
+                adapter=request.adapter,
             )
             self._engine.validate(sequence)
             sequence = await self._compile_grammar(sequence)

@@ -291,6 +291,12 @@ class AppConfig(StrictModel):
             raise ValueError(f"model ids must differ: {LEDGER_NAME!r} is the key ledger's own name")
         if MODELS_NAME in names:
             raise ValueError(f"model ids must differ: {MODELS_NAME!r} is raystream's own name")
+        adapters = [each.id for model in self.models for each in model.adapters]
+        ids = [*(model.id for model in self.models), *adapters]
+        if shared := sorted({id_ for id_ in adapters if ids.count(id_) > 1}):
+            raise ValueError(
+                f"ids of models and adapters must differ; used twice: {', '.join(shared)}"
+            )
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             second = names.index(twice[0], names.index(twice[0]) + 1)

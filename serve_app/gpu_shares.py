@@ -129,7 +129,11 @@ def to_spec(model: ModelConfig, num_gpus: float) -> ModelSpec:
         model: The model's entry.
         num_gpus: The share of a GPU that each replica gets.
     """
-    return ModelSpec(model, _resolve_source(model.source), num_gpus)
+    adapters = tuple(
+        each.model_copy(update={"source": _resolve_source(each.source)}) for each in model.adapters
+    )
+    entry = model.model_copy(update={"adapters": adapters}) if adapters else model
+    return ModelSpec(entry, _resolve_source(model.source), num_gpus)
 
 
 def _resolve_source(source: str) -> str:

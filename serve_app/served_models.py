@@ -15,6 +15,7 @@ from deployments.contract.descriptions import Task
 from deployments.contract.errors import ReplicaUnavailableError
 from deployments.contract.gen_ai_spans import ModelSpans
 from deployments.contract.model_spec import ModelSpec
+from serve_app.backends.models.adapters import with_adapters
 from serve_app.backends.models.catalog import ModelCatalog
 from serve_app.backends.models.cluster_state import (
     deployment_states,
@@ -23,7 +24,12 @@ from serve_app.backends.models.cluster_state import (
 )
 from serve_app.backends.models.cold_start import ColdStart
 from serve_app.backends.models.model_files import describe_files
-from serve_app.backends.models.serving_states import AskStates, ServingState, ServingStates
+from serve_app.backends.models.serving_states import (
+    AskStates,
+    DeploymentState,
+    ServingState,
+    ServingStates,
+)
 from serve_app.backends.replicas.backend import Backend
 from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.replicas.handles import Handle
@@ -214,10 +220,21 @@ def catalog_of(backends: ModelBackends, states: ServingStates) -> ModelCatalog:
     def all_of(found: Mapping[str, Backend], *, generates: bool = False) -> dict[str, Backend]:
         return {id_: outliving(id_, each, generates=generates) for id_, each in found.items()}
 
+    # An adapter's replicas are its model's.
+    parents = {each.id: model.id for model in config.models for each in model.adapters}
+
+    def is_cold(id_: str) -> bool:
+        start = starts.get(parents.get(id_, id_))
+        return start is not None and start.is_cold
+
+    async def state_of(id_: str) -> DeploymentState:
+        model = models.get(parents.get(id_, id_))
+        return await states.of(id_ if model is None else model.deployment_name)
+
     return ModelCatalog(
-        all_of(backends.generators, generates=True),
+        with_adapters(all_of(backends.generators, generates=True), config.models),
         all_of(backends.classifiers),
         all_of(backends.embedders),
-        is_cold=lambda id_: id_ in starts and starts[id_].is_cold,
-        state_of=lambda id_: states.of(models[id_].deployment_name if id_ in models else id_),
+        is_cold=is_cold,
+        state_of=state_of,
     )

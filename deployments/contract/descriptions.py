@@ -66,6 +66,7 @@ class ModelDescription:
             means as many as the model's length leaves.
         footprint: What the replica that tells it holds; None from the files of a model that sleeps.
         has_chat_template: Whether it answers messages; a base model only continues texts.
+        parent: The id of the model that it is an adapter of; None if it is none.
     """
 
     id: str
@@ -83,6 +84,7 @@ class ModelDescription:
     default_max_tokens: int | None = None
     footprint: Footprint | None = None
     has_chat_template: bool = True
+    parent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,7 @@ class GenerationRequest(Request["GenerationStream"]):
         trace: The span above; None if its trace is not recorded.
         num_prompt_logprobs: Tokens of the prompt whose log-probabilities another replica has
             already sent; they are not sent again.
+        adapter: The id of the model's LoRA adapter that it runs with; None runs the model itself.
     """
 
     request_id: str
@@ -129,6 +130,7 @@ class GenerationRequest(Request["GenerationStream"]):
     elapsed_s: float = 0.0
     trace: TraceContext | None = field(default=None, repr=False)
     num_prompt_logprobs: int = 0
+    adapter: str | None = None
 
     @property
     def is_admitted(self) -> bool:

@@ -53,7 +53,7 @@ GENERATION_KEYS = (
 )
 """Keys of a model's entry that are refused unless it generates."""
 
-VLLM_KEYS: Final = ("engine_python", "engine_args", "exact")
+VLLM_KEYS: Final = ("engine_python", "engine_args", "exact", "adapters")
 """Keys of a model's entry that are refused unless vLLM runs it."""
 
 NOT_OF_VLLM: Final[Mapping[str, str]] = {
@@ -64,10 +64,24 @@ NOT_OF_VLLM: Final[Mapping[str, str]] = {
 """Keys of a model's entry that only raystream's own engine has, and what to write for vLLM."""
 
 
+MODEL_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
+
+
+class AdapterConfig(StrictModel):
+    """A LoRA adapter of a model, which clients ask for by an id of its own."""
+
+    id: str = Field(min_length=1, max_length=96, pattern=MODEL_ID)
+    """The name that clients use, as a model's."""
+    source: str = Field(min_length=1)
+    """A folder with adapter_config.json and adapter_model.safetensors, or the id of a hub
+    repository; see the model's `source`.
+    """
+
+
 class ModelConfig(StrictModel):
     """One model: where it comes from, where it runs and how much it may hold."""
 
-    id: str = Field(min_length=1, max_length=96, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+    id: str = Field(min_length=1, max_length=96, pattern=MODEL_ID)
     """The name that clients use. The model's deployment has the same name, with each `/` written as
     `--`.
     """
@@ -93,10 +107,15 @@ class ModelConfig(StrictModel):
     engine_python: str | None = Field(default=None, min_length=1)
     """The folder of vLLM's environment, such as envs/vllm-0.32; a relative one starts where a
     relative `source` does. null takes `.venv-vllm` beside raystream's own environment. Only with
-    `engine: vllm`, like the next two.
+    `engine: vllm`, like the next three.
     """
     engine_args: VllmArgs = VllmArgs()
     """vLLM's own arguments, by its names."""
+    adapters: tuple[AdapterConfig, ...] = ()
+    """LoRA adapters of the model, each with the `id` that clients ask for and a `source`, a folder
+    with adapter_config.json and adapter_model.safetensors or the id of a hub repository. Every
+    replica loads all of them.
+    """
     exact: bool = False
     """Whether vLLM only uses kernels with which a sequence's tokens don't depend on what runs
     beside it (VLLM_BATCH_INVARIANT), which is slower and needs a newer GPU.
@@ -229,6 +248,8 @@ class ModelConfig(StrictModel):
             if given := [key for key in VLLM_KEYS if key in self.model_fields_set]:
                 raise ValueError(f"{', '.join(given)}: write `engine: vllm` too, or leave that out")
             return
+        if self.adapters and self.task != "generate":
+            raise ValueError("adapters: only a model that generates has them")
         for key, instead in NOT_OF_VLLM.items():
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"engine vllm has no {key}: {instead}")

@@ -18,6 +18,9 @@ from deployments.contract.strict_model import StrictModel
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
 """A word of vLLM's own, of which each version has others."""
 
+LoraRank = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]
+"""The ranks that vLLM makes room for."""
+
 ENTRY_KEYS: Final[Mapping[str, str]] = {
     "dtype": "dtype",
     "max_model_len": "max_model_len",
@@ -154,7 +157,7 @@ class VllmArgs(StrictModel):
     """Whether LoRA adapters can be loaded."""
     max_loras: int | None = Field(default=None, ge=1)
     """The most adapters in one step."""
-    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None = None
+    max_lora_rank: LoraRank | None = None
     """The highest rank of an adapter."""
     max_cpu_loras: int | None = Field(default=None, ge=1)
     """The most adapters that are kept in the machine's memory."""

@@ -23,6 +23,7 @@ import psutil
 from vllm import SamplingParams as VllmParams
 from vllm.config import VllmConfig
 from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -34,7 +35,7 @@ from deployments.contract.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
-from deployments.contract.model_errors import reason_of
+from deployments.contract.model_errors import UnsupportedModelError, reason_of
 from deployments.contract.model_spec import ModelSpec
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
 from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
@@ -129,6 +130,11 @@ class VllmEngine:
         )
         self._end_phase("engine")
         self._llm, self._runner, self._facts = started.llm, started.runner, started.facts
+        self._adapters = {
+            each.id: LoRARequest(each.id, each.number, str(each.folder))
+            for each in started.adapters
+        }
+        self._unloaded = list(self._adapters.values())
         tokenizer, vocab_size = self._facts.tokenizer, self._facts.vocab_size
         # Some configurations name ids beyond the vocabulary; vLLM could not bar those.
         ends = eos_token_ids(self._llm.model_config, tokenizer)
@@ -187,6 +193,8 @@ class VllmEngine:
             InvalidParameterError: Also what this runner of vLLM can't do.
         """
         self._facts.limits.check(request, self._facts.vocab_size)
+        if request.adapter is not None and request.adapter not in self._adapters:
+            raise InvalidParameterError(f"there is no adapter {request.adapter!r}", "model")
         if (what := unsupported(request.params, self._runner)) is not None:
             raise InvalidParameterError(f"this model can't run {what}", "min_tokens")
 
@@ -213,6 +221,7 @@ class VllmEngine:
         if not self.is_alive:
             cause = self._logs.first_cause()
             raise self._end_error() from (None if cause is None else RuntimeError(cause.reason))
+        await self._load_adapters()
         num_steps = self.stats.num_steps
         if num_steps == self._num_steps_seen:
             if self._pinging is None or self._pinging.done():
@@ -221,6 +230,25 @@ class VllmEngine:
             if done:
                 self._pinging.result()
         self._num_steps_seen = self.stats.num_steps
+
+    async def _load_adapters(self) -> None:
+        """Load the adapters, if that has not been done: Serve waits for the first health check.
+
+        It can't be done before: AsyncLLM stays with the event loop that asks it first.
+
+        Raises:
+            UnsupportedModelError: One can't be loaded.
+        """
+        while self._unloaded:
+            adapter = self._unloaded[0]
+            try:
+                await self._llm.add_lora(adapter)
+            except EngineDeadError as error:
+                raise self._end_error() from error
+            except Exception as error:
+                reason = f"can't load the adapter {adapter.name!r}: {reason_of(error)}"
+                raise UnsupportedModelError(reason) from error
+            del self._unloaded[0]
 
     async def ping(self) -> None:
         """Wait until the engine has run a one-token sequence, before all others.
@@ -271,7 +299,7 @@ class VllmEngine:
             prompt, params = self._codec.to_vllm(
                 reader.sequence, self._facts.limits.max_num_tokens(reader.sequence)
             )
-            collector = await self._add(reader.sequence.sequence_id, prompt, params, priority)
+            collector = await self._add(reader.sequence, prompt, params, priority)
         except Exception as error:  # noqa: BLE001 - it ends this sequence, and no other
             self._fail(reader, error)
             self._on_stats(self.stats)
@@ -287,8 +315,16 @@ class VllmEngine:
             self._take(reader, early)
             self._on_stats(self.stats)
 
-    async def _add(self, name: str, prompt: list[int], params: VllmParams, priority: int) -> Any:
-        return await self._llm.add_request(name, tokens_input(prompt), params, priority=priority)
+    async def _add(
+        self, sequence: SequenceRequest, prompt: list[int], params: VllmParams, priority: int
+    ) -> Any:
+        return await self._llm.add_request(
+            sequence.sequence_id,
+            tokens_input(prompt),
+            params,
+            lora_request=None if sequence.adapter is None else self._adapters[sequence.adapter],
+            priority=priority,
+        )
 
     def _take(self, reader: "_Reader", output: RequestOutput | Exception) -> None:
         """Take a sequence's next output. It raises nothing: vLLM would end all sequences."""

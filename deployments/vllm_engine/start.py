@@ -23,7 +23,7 @@ from deployments.contract.model_errors import UnsupportedModelError, reason_of
 from deployments.contract.model_spec import MAX_AUTO_SEQS, ModelSpec, number
 from deployments.contract.telemetry.start_progress import StartPhase, StartProgress
 from deployments.engine.limits import EngineLimits
-from deployments.generator.fingerprint import package_versions
+from deployments.generator.fingerprint import content_digest, package_versions
 from deployments.generator.text_engine import EngineFacts
 from deployments.plan import cgroup
 from deployments.plan.kv_layout import KVLayout
@@ -31,6 +31,7 @@ from deployments.plan.memory_budget import GIB, DeviceMemoryError
 from deployments.plan.model_shape import choose_dtype_name, stored_dtype
 from deployments.plan.replica_plan import CPU_KV_FRACTION, CPU_SEQS, count_weights
 from deployments.plan.replica_report import MemoryPlan
+from deployments.vllm_engine.adapters import Adapter, adapter_arguments, read_adapters
 from deployments.vllm_engine.logs import Cause, EngineLogs
 from deployments.vllm_engine.moves import Runner
 from deployments.vllm_engine.scheduler import bind
@@ -76,11 +77,13 @@ class StartedEngine:
         llm: The engine.
         runner: Its model runner.
         facts: What the replica is told of it.
+        adapters: The model's adapters, which it has not loaded yet.
     """
 
     llm: AsyncLLM
     runner: Runner
     facts: EngineFacts
+    adapters: tuple[Adapter, ...]
 
 
 def start_engine(
@@ -107,9 +110,11 @@ def start_engine(
     """
     download_files(spec.source, spec.entry.revision, progress)
     progress.begin(StartPhase.LOADING)
+    adapters = read_adapters(spec)
     try:
         tokenizer = load_tokenizer(spec.source, revision=spec.entry.revision)
-        args = AsyncEngineArgs(**FIXED, **arguments(spec, on_cpu=on_cpu))
+        loras = adapter_arguments(adapters, spec.entry.engine_args, on_cpu=on_cpu)
+        args = AsyncEngineArgs(**{**FIXED, **arguments(spec, on_cpu=on_cpu), **loras})
         config = args.create_engine_config()
         runner = bind(config)
         llm = AsyncLLM.from_vllm_config(
@@ -117,7 +122,8 @@ def start_engine(
         )
     except Exception as error:
         raise explained(error, logs.first_cause()) from error
-    return StartedEngine(llm, runner, _facts(spec, llm, runner, tokenizer))
+    facts = _facts(spec, llm, runner, tokenizer, adapters)
+    return StartedEngine(llm, runner, facts, adapters)
 
 
 def arguments(spec: ModelSpec, *, on_cpu: bool) -> dict[str, Any]:
@@ -200,7 +206,13 @@ def _builtin(kind: str) -> type[BaseException]:
     return found if isinstance(found, type) and issubclass(found, BaseException) else RuntimeError
 
 
-def _facts(spec: ModelSpec, llm: AsyncLLM, runner: Runner, tokenizer: Any) -> EngineFacts:
+def _facts(
+    spec: ModelSpec,
+    llm: AsyncLLM,
+    runner: Runner,
+    tokenizer: Any,
+    adapters: tuple[Adapter, ...],
+) -> EngineFacts:
     config = llm.vllm_config
     model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
     limits = EngineLimits(
@@ -248,6 +260,7 @@ def _facts(spec: ModelSpec, llm: AsyncLLM, runner: Runner, tokenizer: Any) -> En
             "arguments": repr(sorted(spec.entry.engine_args.given.items())),
             "dtype": str(model.dtype),
             "exact": str(spec.entry.exact),
+            "adapters": repr([(each.id, content_digest(each.folder)) for each in adapters]),
             **package_versions(),
         },
     )

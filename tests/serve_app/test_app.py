@@ -16,6 +16,7 @@ import deployments
 import serve_app
 from deployments.contract.model_spec import ModelConfig
 from deployments.vllm_generator import VllmGenerator
+from deployments.vllm_pooler import VllmPooler
 from serve_app import app
 from serve_app.commands.check.compose import BUILDER
 from serve_app.commands.run import worker_logs
@@ -264,3 +265,6 @@ def test_a_model_of_vllm_is_bound_to_its_environment() -> None:
     assert issubclass(bound.func_or_class, VllmGenerator)
     assert (options["num_cpus"], options["num_gpus"]) == (0.5, 2.0)
     assert options["runtime_env"]["py_executable"] == "/envs/v/bin/python"
+    pooler = ModelConfig.model_validate({**entry, "task": "embed"})
+    bound = app._bind(pooler, to_spec(pooler, 0), 0.5)._bound_deployment
+    assert issubclass(bound.func_or_class, VllmPooler)

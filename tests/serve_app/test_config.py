@@ -149,6 +149,16 @@ def test_two_models_with_the_same_name_are_refused() -> None:
         AppConfig(models=(model(id="a/b"), model(id="a--b")))
 
 
+def test_an_adapter_s_id_is_no_other_s() -> None:
+    adapters = [{"id": "a", "source": "x"}, {"id": "b", "source": "x"}]
+    with pytest.raises(ValidationError, match=r"of models and adapters must differ.*: b"):
+        AppConfig(
+            models=(model(id="m", engine="vllm", adapters=adapters), model(id="b")),
+        )
+    with pytest.raises(ValidationError, match=r"of models and adapters must differ.*: a"):
+        AppConfig(models=(model(id="m", engine="vllm", adapters=adapters[:1] * 2),))
+
+
 def test_a_model_can_not_have_the_ingress_s_name() -> None:
     with pytest.raises(ValidationError, match="'Ingress' is the ingress's own name"):
         AppConfig(models=(model(id="Ingress"),))

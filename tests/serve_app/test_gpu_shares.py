@@ -92,6 +92,17 @@ def test_a_folder_is_found_from_the_project_wherever_the_process_runs(
     assert to_spec(model, 0).source == str(SHIPPED / "models/pydoc-chat")
 
 
+def test_an_adapter_s_folder_is_found_like_a_model_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    adapters = [{"id": "a", "source": "here"}, {"id": "b", "source": "org/b"}]
+    entry = {"id": "m", "source": "org/m", "engine": "vllm", "adapters": adapters}
+    found = to_spec(ModelConfig.model_validate(entry), 0).entry.adapters
+    assert [each.source for each in found] == [str(tmp_path / "here"), "org/b"]
+
+
 def test_a_source_that_is_not_a_folder_is_a_hub_id() -> None:
     model = ModelConfig(id="m", source="owner/name")
     assert to_spec(model, 0).source == "owner/name"

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 HAS_VLLM = find_spec("vllm") is not None
 IMPORTING = [
-    f"test_{name}.py" for name in ("allowed_args", "draws", "engine", "grammars", "scheduler")
+    f"test_{name}.py"
+    for name in ("allowed_args", "draws", "engine", "grammars", "lora", "scheduler")
 ]
 collect_ignore = ["served"] if HAS_VLLM else IMPORTING
 

@@ -76,6 +76,7 @@ class SequenceRequest:
         journal: Where the engine notes what happens to it; None if it is not needed.
         num_prompt_logprobs: Tokens of the prompt whose log-probabilities another replica has
             reported; those of the others follow.
+        adapter: The id of the LoRA adapter that it runs with; only other engines have adapters.
     """
 
     sequence_id: str
@@ -87,6 +88,7 @@ class SequenceRequest:
     is_resumed: bool = False
     journal: SequenceJournal | None = field(default=None, repr=False)
     num_prompt_logprobs: int = 0
+    adapter: str | None = None
 
 
 class Sequence:

@@ -55,7 +55,9 @@ class ModelCard(BaseModel):
         description="The hub repository of the model's files, whose tokenizer clients may load. "
         "The id, if the files lie in a folder, and until the model has been loaded or described."
     )
-    parent: None = Field(default=None, description="No model is an adapter of another.")
+    parent: str | None = Field(
+        default=None, description="The model that it is an adapter of; null if it is none."
+    )
     task: Task
     state: ServingState = Field(
         description="`running`: a replica answers. `asleep`: none runs because nobody uses the "
@@ -139,6 +141,7 @@ def _card(model: ListedModel) -> ModelCard:
         id=model.id,
         created=0 if found is None else found.created,
         root=model.id if found is None else found.root or model.id,
+        parent=None if generator is None else generator.parent,
         task=model.task,
         state=model.state,
         failure=model.failure,

@@ -33,7 +33,7 @@ def prefix_keys(request: GenerationRequest) -> list[int]:
     A conversation has one after each message, another prompt one after each piece of it. Python
     keeps the hashes of texts and images, so that a second call costs little.
     """
-    key = hash((request.tools, request.template_kwargs))
+    key = hash((request.adapter, request.tools, request.template_kwargs))
     keys = []
     for piece in _pieces(request.prompt):
         key = hash((key, piece))

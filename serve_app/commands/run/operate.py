@@ -263,7 +263,12 @@ def with_absolute_paths(document: Details, folder: Path) -> dict[str, Any]:
             args = application["args"]
             config = AppConfig.model_validate(args)
             for section, model in zip(args["models"], config.models, strict=True):
-                section["source"] = to_spec(model, 0).source
+                spec = to_spec(model, 0)
+                section["source"] = spec.source
+                for adapter, each in zip(
+                    section.get("adapters", ()), spec.entry.adapters, strict=True
+                ):
+                    adapter["source"] = each.source
             if config.auth.api_keys_file is not None:
                 args["auth"]["api_keys_file"] = _absolute(config.auth.api_keys_file)
     return copy

@@ -133,3 +133,11 @@ def test_more_memory_than_the_share_is_refused(share: dict[str, float]) -> None:
 def test_an_entry_travels_to_the_replicas() -> None:
     model = entry(engine="vllm", engine_args={"max_loras": 2, "cudagraph_capture_sizes": [1, 2]})
     assert pickle.loads(pickle.dumps(model)) == model
+
+
+def test_adapters_are_of_models_that_generate_on_vllm() -> None:
+    adapters = [{"id": "a", "source": "x"}]
+    assert entry(engine="vllm", adapters=adapters).adapters[0].source == "x"
+    assert "adapters: write `engine: vllm` too" in refusal(adapters=adapters)
+    told = refusal(engine="vllm", task="embed", adapters=adapters)
+    assert "only a model that generates has them" in told
