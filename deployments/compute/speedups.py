@@ -22,6 +22,7 @@ from deployments.compute.cpu.linear.prepack import (
 )
 from deployments.compute.cpu.linear.prepacked_linear import can_prepack
 from deployments.compute.cpu.linear.quantization import check_quantization, quantize_model
+from deployments.compute.device_errors import is_fatal, is_out_of_memory
 from deployments.compute.fusion.fuse import fuse
 from deployments.plan.processor import features, has_bfloat16
 
@@ -67,16 +68,27 @@ def use_kernels(graph: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
     return fused
 
 
-def fuse_on_gpu(graph: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
-    """Return a copy of a graph with the GPU's fused operators; None if there are none.
+def fuse_on_gpu(
+    graph: torch.fx.GraphModule, dtype: torch.dtype, device: torch.device
+) -> torch.fx.GraphModule | None:
+    """Return a copy of a graph with the GPU's fused operators; None if torch's must stay.
 
     Args:
         graph: Traced by `trace_graph`, on a GPU.
+        dtype: The model's.
+        device: The model's.
     """
     try:
-        from deployments.compute.gpu.ops import OPERATORS
-    except ImportError as error:
-        logger.warning("operators are not fused: %s", error)
+        from deployments.compute.gpu.ops import OPERATORS, find_difference
+
+        difference = find_difference(dtype, device)
+    except Exception as error:  # Triton may be missing, or lack a C compiler
+        if is_fatal(error) or is_out_of_memory(error):
+            raise
+        logger.warning("operators are not fused: %s: %s", type(error).__name__, error)
+        return None
+    if difference is not None:
+        logger.warning("operators are not fused: those of %s round elsewhere", difference)
         return None
     return fuse(graph, OPERATORS)
 

@@ -121,7 +121,7 @@ class Steps:
         register_attention()
         self.fused, self.varlen = Fused(), FakeVarlen(monkeypatch, device="meta")
         operators = self.fused.operators()
-        monkeypatch.setattr(traced_forward, "fuse_on_gpu", lambda graph: fuse(graph, operators))
+        monkeypatch.setattr(traced_forward, "fuse_on_gpu", lambda graph, *_: fuse(graph, operators))
         torch.nn.Module.to(model, META, torch.bfloat16)
         model.train(mode=False).set_attn_implementation(ATTENTION_NAME)
         merge_plainly(model)

@@ -9,6 +9,21 @@ import triton.language as tl
 
 
 @triton.jit
+def rounded(values, dtype: tl.constexpr):
+    """Round float32 to a narrower type, and return float32.
+
+    A cast there and back would do, but the compiler drops such pairs. So bfloat16 is rounded by
+    its bits, half to even.
+    """
+    result = values
+    if dtype == tl.bfloat16:
+        bits = values.to(tl.int32, bitcast=True)
+        even = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+        result = tl.where(values == values, even.to(tl.float32, bitcast=True), values)
+    return result
+
+
+@triton.jit
 def norm_rows(
     rows,
     others,
@@ -34,16 +49,17 @@ def norm_rows(
     dtype = values.dtype
     if is_sum:
         added = tl.load(others + row * others_stride + at, mask=mask, other=0.0)
-        values = (values.to(tl.float32) + added.to(tl.float32)).to(dtype)
-        tl.store(total + row * width + at, values, mask=mask)
-    wide = values.to(tl.float32)
+        wide = rounded(values.to(tl.float32) + added.to(tl.float32), dtype)
+        tl.store(total + row * width + at, wide.to(dtype), mask=mask)
+    else:
+        wide = values.to(tl.float32)
     root = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + epsilon)
     factors = tl.load(weight + at, mask=mask, other=0.0).to(tl.float32)
-    if is_shifted:
+    if is_shifted:  # noqa: SIM108 # a constant, by which Triton chooses one branch
         result = wide * root * (1.0 + factors)
     else:
-        result = (wide * root).to(dtype).to(tl.float32) * factors
-    tl.store(output + row * width + at, result.to(dtype), mask=mask)
+        result = rounded(wide * root, dtype) * factors
+    tl.store(output + row * width + at, rounded(result, dtype).to(dtype), mask=mask)
 
 
 @triton.jit
@@ -76,11 +92,11 @@ def rotate_heads(
     cos_high = tl.load(cosines + table + half, mask=in_half, other=0.0).to(tl.float32)
     sin_low = tl.load(sines + table, mask=in_half, other=0.0).to(tl.float32)
     sin_high = tl.load(sines + table + half, mask=in_half, other=0.0).to(tl.float32)
-    first = (low * cos_low).to(dtype).to(tl.float32) - (high * sin_low).to(dtype).to(tl.float32)
-    second = (high * cos_high).to(dtype).to(tl.float32) + (low * sin_high).to(dtype).to(tl.float32)
+    first = rounded(low * cos_low, dtype) - rounded(high * sin_low, dtype)
+    second = rounded(high * cos_high, dtype) + rounded(low * sin_high, dtype)
     target = output + (row * num_heads + head) * 2 * half + at
-    tl.store(target, first.to(dtype), mask=mask)
-    tl.store(target + half, second.to(dtype), mask=mask)
+    tl.store(target, rounded(first, dtype).to(dtype), mask=mask)
+    tl.store(target + half, rounded(second, dtype).to(dtype), mask=mask)
 
 
 @triton.jit
@@ -101,5 +117,5 @@ def gate_rows(
         active = wide * (1.0 - 1.0 / (tl.exp(inner) + 1.0))
     else:
         active = wide / (1.0 + tl.exp(-wide))
-    result = active.to(dtype).to(tl.float32) * factor.to(tl.float32)
-    tl.store(output + row * width + at, result.to(dtype), mask=mask)
+    result = rounded(active, dtype) * factor.to(tl.float32)
+    tl.store(output + row * width + at, rounded(result, dtype).to(dtype), mask=mask)

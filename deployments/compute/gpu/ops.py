@@ -5,6 +5,7 @@ They take and return what `deployments.compute.cpu.fusion.ops` do, on the GPU.
 
 import torch
 import triton
+from torch.nn.functional import gelu, silu
 
 from deployments.compute.fusion.fused_operators import FusedOperators
 from deployments.compute.gpu.kernels import gate_rows, norm_rows, rotate_heads
@@ -133,3 +134,57 @@ def _gate(joined: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
 
 OPERATORS = FusedOperators("cuda", MAX_WIDTH, rms_norm, add_rms_norm, rotate, silu_mul, gelu_mul)
 """These operators, for `fuse`."""
+
+LEAST_EQUAL = 0.99
+"""The part of a norm's and a gate's elements that must equal torch's: sums are added in another
+order and exponentials approximated, which changes the rounding of few."""
+
+PROBE_EPSILON = 1e-6
+
+
+@torch.inference_mode()
+def find_difference(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Return which operator rounds elsewhere than torch's on this device; None if none does.
+
+    A compiler that drops roundings would change a model's answers, though each result is near.
+
+    Args:
+        dtype: bfloat16; in float32 nothing is rounded between operators.
+        device: The model's device.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator).mul(3).to(device, dtype)
+
+    heads, cosines, sines = random(1, 4, 5, 128), random(1, 5, 128), random(1, 5, 128)
+    low, high = heads.chunk(2, -1)
+    turned = torch.cat((-high, low), -1) * sines[:, None]
+    if dtype is torch.bfloat16 and not torch.equal(
+        rotate(heads, cosines, sines), heads * cosines[:, None] + turned
+    ):
+        return "rotary positions"
+    rows, others, weight = random(1, 5, 512), random(1, 5, 512), random(512)
+    for is_shifted in (False, True):
+        total, output = add_rms_norm(rows, others, weight, PROBE_EPSILON, is_shifted)
+        wide = total.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + PROBE_EPSILON)
+        shifted, plain = wide * (1.0 + weight.float()), weight * wide.to(dtype)
+        expected = shifted.to(dtype) if is_shifted else plain
+        if not torch.equal(total, rows + others) or not _are_equal(output, expected):
+            return "norms"
+    gate, factor = rows.split(256, dim=-1)  # type: ignore[no-untyped-call] # torch leaves it untyped
+    # Far below zero, where GELU vanishes, torch's own formula has few right digits.
+    is_large = gate > -1
+    if not _are_equal(silu_mul(rows)[is_large], (silu(gate) * factor)[is_large]):
+        return "SiLU"
+    expected = gelu(gate, approximate="tanh") * factor
+    if not _are_equal(gelu_mul(rows)[is_large], expected[is_large]):
+        return "GELU"
+    return None
+
+
+def _are_equal(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    if found.dtype is not torch.bfloat16:
+        return torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
+    return (found == expected).float().mean().item() >= LEAST_EQUAL

@@ -82,7 +82,7 @@ class TracedForward:
         if has_kernels:
             self._fused = use_kernels(self._graph)
         elif device.type != "cpu":
-            self._fused = fuse_on_gpu(self._graph)
+            self._fused = fuse_on_gpu(self._graph, model.dtype, device)
         for graph in filter(None, (self._graph, self._fused)):
             simplify(graph)
 
