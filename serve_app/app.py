@@ -20,6 +20,7 @@ from ray.serve.schema import ServeApplicationSchema
 from deployments.contract.model_spec import ModelConfig, ModelSpec, number
 from deployments.contract.user_config import given_settings
 from deployments.engine.model.loader import load_config as load_generator_config
+from deployments.fleet_generator import FleetGenerator
 from deployments.plan.model_shape import ModelShape
 from deployments.plan.replica_plan import counted_shape
 from deployments.pooling.model_outline import load_config as load_pooler_config
@@ -393,7 +394,7 @@ def _bind_ledger(keys: KeyRing, num_ongoing: int) -> Application:
 
 def _bind(model: ModelConfig, spec: ModelSpec, num_cpus: float) -> Application:
     options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": spec.num_gpus}
-    if model.engine == "vllm":
+    if model.engine == "vllm" and not model.engine_urls:
         options["runtime_env"] = runtime_env_of(model)
     deployment = serve.deployment(
         name=model.deployment_name,
@@ -405,6 +406,8 @@ def _bind(model: ModelConfig, spec: ModelSpec, num_cpus: float) -> Application:
 
 
 def _replica_of(model: ModelConfig) -> type:
+    if model.engine_urls:
+        return FleetGenerator
     if model.engine == "vllm":
         return VllmGenerator if model.task == "generate" else VllmPooler
     return TextGenerator if model.task == "generate" else TextPooler

@@ -108,6 +108,8 @@ def _place(needs: Sequence[int], free: Sequence[float]) -> list[float]:
 
 def _given_share(model: ModelConfig, num_cluster_gpus: float) -> float | None:
     """Return the share that an entry names; 0 without a GPU, None if it is to be chosen."""
+    if model.engine_urls:  # its servers have the GPUs
+        return 0.0
     if model.num_gpus != "auto":
         return model.num_gpus
     if not num_cluster_gpus or model.device == "cpu":

@@ -53,8 +53,27 @@ GENERATION_KEYS = (
 )
 """Keys of a model's entry that are refused unless it generates."""
 
-VLLM_KEYS: Final = ("engine_python", "engine_args", "exact", "adapters")
+ServerUrl = Annotated[str, Field(pattern=r"^https?://[^/?#\s@]+/?$")]
+"""Where a server listens."""
+
+VLLM_KEYS: Final = ("engine_python", "engine_urls", "engine_args", "exact", "adapters")
 """Keys of a model's entry that are refused unless vLLM runs it."""
+
+NOT_OF_FLEETS: Final = (
+    "engine_python",
+    "engine_args",
+    "exact",
+    "adapters",
+    "device",
+    "num_gpus",
+    "gpu_share",
+    "num_threads",
+    "dtype",
+    "max_batched_tokens",
+    "kv_cache_memory_bytes",
+    "prefix_caching",
+)
+"""Keys of a model's entry that are refused where its servers run already."""
 
 NOT_OF_VLLM: Final[Mapping[str, str]] = {
     "quantization": "vLLM finds AWQ, GPTQ and FP8 weights in the model's files, and `engine_args: "
@@ -108,6 +127,11 @@ class ModelConfig(StrictModel):
     """The folder of vLLM's environment, such as envs/vllm-0.32; a relative one starts where a
     relative `source` does. null takes `.venv-vllm` beside raystream's own environment. Only with
     `engine: vllm`, like the next three.
+    """
+    engine_urls: tuple[ServerUrl, ...] = ()
+    """Servers of vLLM that run already, all with this model, such as http://10.0.0.7:8000, started
+    with `--tokens-only` or `--enable-scale-out`: the replicas hold no model, and send them token
+    ids. `source` needs the tokenizer's files only. The environment's VLLM_API_KEY is their key.
     """
     engine_args: VllmArgs = VllmArgs()
     """vLLM's own arguments, by its names."""
@@ -250,6 +274,8 @@ class ModelConfig(StrictModel):
             return
         if self.adapters and self.task != "generate":
             raise ValueError("adapters: only a model that generates has them")
+        if self.engine_urls:
+            self._check_fleet()
         for key, instead in NOT_OF_VLLM.items():
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"engine vllm has no {key}: {instead}")
@@ -258,6 +284,19 @@ class ModelConfig(StrictModel):
             raise ValueError(
                 f"engine_args: {', '.join(twice)}: the entry has {keys}, too; leave one out"
             )
+
+    def _check_fleet(self) -> None:
+        if self.task != "generate":
+            raise ValueError(
+                f"engine_urls: only generation reaches servers that run already, not {self.task!r}"
+            )
+        if given := [key for key in NOT_OF_FLEETS if key in self.model_fields_set]:
+            raise ValueError(
+                f"engine_urls: servers that run already have their own {', '.join(given)}; leave "
+                "that out"
+            )
+        if len(set(self.engine_urls)) < len(self.engine_urls):
+            raise ValueError("engine_urls: a server is named twice")
 
     def _check_gpus(self) -> None:
         num_workers = self.engine_args.num_workers

@@ -25,6 +25,7 @@ from vllm.config import VllmConfig
 from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
@@ -45,9 +46,9 @@ from deployments.engine.grammar.matcher import GrammarCompiler
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.text_engine import EngineFacts, Take
 from deployments.replica.start_phases import EndPhase
-from deployments.vllm_engine.grammars import eos_token_ids
+from deployments.vllm_engine.grammars import envelope, eos_token_ids
 from deployments.vllm_engine.logs import EngineLogs
-from deployments.vllm_engine.moves import unsupported
+from deployments.vllm_engine.moves import hand_over, unsupported
 from deployments.vllm_engine.requests import Codec, Deltas
 from deployments.vllm_engine.start import start_engine
 
@@ -139,7 +140,7 @@ class VllmEngine:
         # Some configurations name ids beyond the vocabulary; vLLM could not bar those.
         ends = eos_token_ids(self._llm.model_config, tokenizer)
         ends = frozenset(each for each in ends if each < vocab_size)
-        self._codec = Codec(tokenizer, ends, self._runner)
+        self._codec = Codec(tokenizer, ends)
         self._grammars = GrammarCompiler(tokenizer, vocab_size, ends)
         return self._facts
 
@@ -296,9 +297,7 @@ class VllmEngine:
         """Hand a sequence to vLLM, and take its outputs as they are put into its collector."""
         try:
             reader.deltas = Deltas(reader.sequence, self._codec)
-            prompt, params = self._codec.to_vllm(
-                reader.sequence, self._facts.limits.max_num_tokens(reader.sequence)
-            )
+            prompt, params = self._to_vllm(reader.sequence)
             collector = await self._add(reader.sequence, prompt, params, priority)
         except Exception as error:  # noqa: BLE001 - it ends this sequence, and no other
             self._fail(reader, error)
@@ -314,6 +313,20 @@ class VllmEngine:
         if early is not None:
             self._take(reader, early)
             self._on_stats(self.stats)
+
+    def _to_vllm(self, sequence: SequenceRequest) -> tuple[list[int], VllmParams]:
+        """Return a sequence's prompt and parameters for vLLM."""
+        params = sequence.params
+        handed = hand_over(sequence, self._runner, self._facts.limits.max_num_tokens(sequence))
+        grammar = None
+        if params.needs_matcher:
+            text = envelope(params.grammar, sequence.generated_token_ids, params.reasoning)
+            grammar = StructuredOutputsParams(grammar=text)
+        return handed.prompt_token_ids, VllmParams(
+            **self._codec.fields(sequence, handed),
+            output_kind=RequestOutputKind.DELTA,
+            structured_outputs=grammar,
+        )
 
     async def _add(
         self, sequence: SequenceRequest, prompt: list[int], params: VllmParams, priority: int

@@ -11,6 +11,9 @@ with the scheduler's process.
 import json
 import os
 
+UNUSABLE_LOGITS = "unusable logits"
+"""The stop reason of a request that failed because no token could be chosen."""
+
 
 class FailureRecord:
     """The ids of the requests that failed, as the scheduler's process reads them.

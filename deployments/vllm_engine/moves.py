@@ -89,6 +89,26 @@ def hand_over(request: SequenceRequest, runner: Runner, max_num_tokens: int) -> 
     return Handover(prompt, {**fields, **native, "extra_args": delivered(given)})
 
 
+def resubmit(request: SequenceRequest, max_num_tokens: int) -> Handover:
+    """Return what a server of vLLM that knows nothing of us is given for a sequence.
+
+    The delivered tokens are part of the prompt to it. Greedy texts go on as if they had not moved.
+    So do draws of runner V2, which depend on (seed, position); penalties forget those tokens.
+
+    Args:
+        request: See `hand_over`.
+        max_num_tokens: See `hand_over`.
+    """
+    params, given = request.params, request.generated_token_ids
+    prompt = [*request.prompt_token_ids, *given]
+    max_tokens = max(1, max_num_tokens - len(prompt))
+    fields: dict[str, Any] = {name: getattr(params, name) for name in SAMPLED_BY}
+    fields["logit_bias"] = dict(params.logit_bias) or None
+    fields["max_tokens"] = max_tokens
+    fields["min_tokens"] = min(max(0, params.min_tokens - len(given)), max_tokens)
+    return Handover(prompt, fields)
+
+
 def asked(params: SamplingParams, num_given: int) -> dict[str, Any]:
     """Return V1's `extra_args`: how `Draws` chooses a sequence's tokens.
 

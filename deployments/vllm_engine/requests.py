@@ -2,29 +2,28 @@
 
 vLLM is given token ids and returns token ids. Text, stop strings and the bytes of tokens are made
 here, by the embedded engine's own detokenizer, on the event loop: they take a few microseconds a
-token.
+token. Needs no vLLM, so that a replica in front of servers of vLLM has none.
 """
 
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from transformers import PreTrainedTokenizerBase
-from vllm import SamplingParams as VllmParams
-from vllm.logprobs import Logprob
-from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from deployments.contract.output import FinishReason, TextDelta, TokenLogprobs
 from deployments.engine.detokenizing.detokenizer import Detokenizer, decode_with
 from deployments.engine.detokenizing.token_bytes import TokenBytes
 from deployments.engine.sampling.logprobs import PositionLogprobs, PromptScores
 from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.vllm_engine.grammars import envelope
-from deployments.vllm_engine.moves import Runner, hand_over
-from deployments.vllm_engine.scheduler import UNUSABLE_LOGITS
+from deployments.vllm_engine.failures import UNUSABLE_LOGITS
+from deployments.vllm_engine.moves import Handover
+
+if TYPE_CHECKING:
+    from vllm.logprobs import Logprob
+    from vllm.outputs import CompletionOutput, RequestOutput
 
 logger = logging.getLogger("ray.serve.raystream.replica")
 
@@ -47,13 +46,10 @@ class Codec:
         eos_token_ids: Tokens that end a text.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, eos_token_ids: frozenset[int], runner: Runner
-    ) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_token_ids: frozenset[int]) -> None:
         """Prepare to decode with a model's tokenizer."""
         self.token_bytes = TokenBytes(tokenizer)
         self.eos_token_ids = eos_token_ids
-        self._runner = runner
         self._decode = {skips: decode_with(tokenizer, skips) for skips in (True, False)}
 
     def detokenizer(self, request: SequenceRequest) -> Detokenizer:
@@ -75,32 +71,23 @@ class Codec:
         ignores_eos = params.ignore_eos and params.grammar is None
         return params.stop_token_ids | (frozenset() if ignores_eos else self.eos_token_ids)
 
-    def to_vllm(
-        self, request: SequenceRequest, max_num_tokens: int
-    ) -> tuple[list[int], VllmParams]:
-        """Return the prompt and the parameters for vLLM.
+    def fields(self, request: SequenceRequest, handed: Handover) -> dict[str, Any]:
+        """Return the fields of vLLM's SamplingParams, but for a grammar.
 
         Args:
             request: The sequence.
-            max_num_tokens: See `moves.hand_over`.
+            handed: How it is handed to this engine.
         """
         params = request.params
-        handed = hand_over(request, self._runner, max_num_tokens)
-        grammar = None
-        if params.needs_matcher:
-            text = envelope(params.grammar, request.generated_token_ids, params.reasoning)
-            grammar = StructuredOutputsParams(grammar=text)
-        return handed.prompt_token_ids, VllmParams(
+        return {
             **handed.fields,
             # One way to end for all tokens: vLLM delivers a stop token, and keeps EOS to itself.
-            ignore_eos=True,
-            stop_token_ids=sorted(self.stop_token_ids(request)),
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            logprobs=params.top_logprobs,
-            prompt_logprobs=params.prompt_logprobs,
-            structured_outputs=grammar,
-        )
+            "ignore_eos": True,
+            "stop_token_ids": sorted(self.stop_token_ids(request)),
+            "detokenize": False,
+            "logprobs": params.top_logprobs,
+            "prompt_logprobs": params.prompt_logprobs,
+        }
 
 
 class Deltas:
@@ -119,7 +106,7 @@ class Deltas:
         self._is_first = True
         self._num_preemptions = 0
 
-    def of(self, output: RequestOutput) -> Iterator[TextDelta]:
+    def of(self, output: "RequestOutput") -> Iterator[TextDelta]:
         """Yield the deltas of an output; the last one of a sequence has a finish reason.
 
         Raises:
@@ -153,12 +140,12 @@ class Deltas:
             begun_s=output.metrics.scheduled_ts if is_first and output.metrics else None,
         )
 
-    def _reason_of(self, gained: CompletionOutput) -> FinishReason | None:
+    def _reason_of(self, gained: "CompletionOutput") -> FinishReason | None:
         if gained.finish_reason is None:
             return None
         return REASONS.get(gained.finish_reason, FinishReason.ERROR)
 
-    def _note(self, output: RequestOutput, *, is_first: bool) -> None:
+    def _note(self, output: "RequestOutput", *, is_first: bool) -> None:
         """Write what happened to the sequence into its journal."""
         journal, metrics = self._request.journal, output.metrics
         if journal is None or metrics is None:
@@ -171,7 +158,7 @@ class Deltas:
             journal.preempted_ns.append(time.time_ns())
 
     def _logprobs_of(
-        self, token_ids: Sequence[int], gained: CompletionOutput
+        self, token_ids: Sequence[int], gained: "CompletionOutput"
     ) -> tuple[TokenLogprobs, ...]:
         num_top = self._request.params.top_logprobs
         if num_top is None or not token_ids or not gained.logprobs:
@@ -185,7 +172,7 @@ class Deltas:
             )
         )
 
-    def _of_prompt(self, output: RequestOutput) -> Iterator[TextDelta]:
+    def _of_prompt(self, output: "RequestOutput") -> Iterator[TextDelta]:
         """Yield the log-probabilities of the prompt; vLLM has all of them at once.
 
         vLLM's prompt may hold delivered tokens behind the request's own.
@@ -202,18 +189,18 @@ class Deltas:
             yield TextDelta((), "", prompt_logprobs=(part,))
 
 
-def _why(gained: CompletionOutput) -> str:
+def _why(gained: "CompletionOutput") -> str:
     return NO_TOKEN if gained.stop_reason == UNUSABLE_LOGITS else BROKEN_GRAMMAR
 
 
-def _likeliest(found: Mapping[int, Logprob], num_top: int) -> list[tuple[int, float]]:
+def _likeliest(found: "Mapping[int, Logprob]", num_top: int) -> list[tuple[int, float]]:
     """Return the likeliest tokens, likeliest first; `found` may hold the chosen one besides."""
     ranked = sorted(found.items(), key=lambda each: (each[1].rank or 0, each[0]))
     return [(token_id, each.logprob) for token_id, each in ranked[:num_top]]
 
 
 def _scores(
-    token_ids: Sequence[int], found: Sequence[Mapping[int, Logprob]], num_top: int
+    token_ids: Sequence[int], found: "Sequence[Mapping[int, Logprob]]", num_top: int
 ) -> PromptScores:
     """Return the log-probabilities of a prompt's tokens as the embedded engine has them."""
     num_top = min([num_top, *map(len, found)])

@@ -27,7 +27,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from deployments.vllm_engine.draws import Draws
-from deployments.vllm_engine.failures import FailureRecord
+from deployments.vllm_engine.failures import UNUSABLE_LOGITS, FailureRecord
 from deployments.vllm_engine.grammars import Grammar, GrammarBackend
 from deployments.vllm_engine.moves import KEY, Runner
 from deployments.vllm_engine.parent_watch import end_with_parent
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from vllm.v1.structured_output import StructuredOutputManager
 
 logger = logging.getLogger(__name__)
-
-UNUSABLE_LOGITS = "unusable logits"
-"""The stop reason of a request that failed because no token could be chosen."""
 
 
 class _ReplicaScheduler:

@@ -11,13 +11,14 @@ from typing import Any, Final
 import torch
 import vllm
 from pydantic import ValidationError
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
+from transformers import GenerationConfig
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from deployments.compute.hub_files import download_files, weights_of
+from deployments.compute.model_files import read_config
 from deployments.compute.tokenizer_files import load_tokenizer
 from deployments.contract.model_errors import UnsupportedModelError, reason_of
 from deployments.contract.model_spec import MAX_AUTO_SEQS, ModelSpec, number
@@ -162,11 +163,7 @@ def _dtype(spec: ModelSpec, *, on_cpu: bool) -> str:
     entry = spec.entry
     if entry.dtype != "auto":
         return entry.dtype
-    config: PreTrainedConfig = AutoConfig.from_pretrained(
-        spec.source,
-        revision=entry.revision,
-        trust_remote_code=False,
-    )
+    config = read_config(spec.source, revision=entry.revision)
     if getattr(config, "quantization_config", None) is not None:
         return "auto"
     return choose_dtype_name(

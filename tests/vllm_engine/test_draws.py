@@ -10,7 +10,7 @@ from deployments.engine.sampling.row import SamplingRow
 from deployments.engine.sampling.sampler import Sampled, sample
 from deployments.engine.scheduling.token_counts import TokenCounts
 from deployments.vllm_engine import draws
-from deployments.vllm_engine.scheduler import UNUSABLE_LOGITS
+from deployments.vllm_engine.failures import UNUSABLE_LOGITS
 from tests.engine.tiny_models import EOS_TOKEN_ID
 from tests.vllm_engine.in_process import InProcessEngine, Text
 from tests.vllm_engine.parameter_sets import CUTS, EVERY, PARAMETER_SETS, PROMPT, RANDOM

@@ -9,10 +9,10 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.worker.gpu.sample import logit_bias
 
 from deployments.contract.sampling_params import MAX_NUM_LOGIT_BIASES
+from deployments.vllm_engine.failures import UNUSABLE_LOGITS
 from deployments.vllm_engine.grammars import GrammarBackend
 from deployments.vllm_engine.moves import MAX_NUM_STOP_TOKEN_IDS, Runner
 from deployments.vllm_engine.scheduler import (
-    UNUSABLE_LOGITS,
     V1Scheduler,
     V2AsyncScheduler,
     V2Scheduler,

@@ -155,13 +155,16 @@ def problem_of(spec: ModelSpec) -> str | None:
 
 
 def _problem_of_vllm(spec: ModelSpec) -> str | None:
-    source, revision = spec.source, spec.entry.revision
+    source, revision, is_fleet = spec.source, spec.entry.revision, bool(spec.entry.engine_urls)
     try:
-        check_checkpoint(source, revision, may_be_quantized=True)
+        if not is_fleet:
+            check_checkpoint(source, revision, may_be_quantized=True)
     except UnsupportedModelError as error:
         return str(error)
     if find_file(source, revision, CONFIG_FILE) is None:
         return f"can't load {source!r}: there is no such folder or repository, or no {CONFIG_FILE}"
+    if is_fleet:
+        return None
     return next(vllm_environment.problems(vllm_environment.folder_of(spec.entry)), None)
 
 

@@ -322,6 +322,7 @@ def plan_models(
         source = to_spec(model, 0).source
         return read_shape(source, model.revision, is_pooler=model.task != "generate")
 
+    models = [model for model in models if not model.engine_urls]  # others have their memory
     shapes = {model.id: shape_of(model) for model in models if model.engine == "raystream"}
     try:
         specs = resolve_models(models, card.num, lambda model: shapes[model.id])

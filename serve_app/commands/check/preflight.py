@@ -191,14 +191,16 @@ def _source_faults(entries: Mapping[str, ModelConfig], known: KnownFiles) -> Ite
     asked = {(each.source, each.revision) for each in entries.values()}
     found = {**known, **model_source.read_all(asked - known.keys())}
     for path, model in entries.items():
-        if model.engine == "vllm":
+        if model.engine == "vllm" and not model.engine_urls:
             missing = vllm_environment.problems(vllm_environment.folder_of(model))
             yield from (f"{path}.engine_python: {each}" for each in missing)
         files = found[model.source, model.revision]
         if isinstance(files, SourceError):
             yield f"{path}.source: {files}"
             continue
-        yield from (f"{path}.source: {each}" for each in model_source.problems(files, model.engine))
+        if not model.engine_urls:  # its servers have the weights
+            faults = model_source.problems(files, model.engine)
+            yield from (f"{path}.source: {each}" for each in faults)
         if (problem := files.task_problem(model.task)) is not None:
             yield f"{path}.task: {problem}"
         length, most = number(model.max_model_len), files.num_positions
