@@ -126,7 +126,7 @@ class ModelConfig(StrictModel):
     engine_python: str | None = Field(default=None, min_length=1)
     """The folder of vLLM's environment, such as envs/vllm-0.32; a relative one starts where a
     relative `source` does. null takes `.venv-vllm` beside raystream's own environment. Only with
-    `engine: vllm`, like the next three.
+    `engine: vllm`, like the next four.
     """
     engine_urls: tuple[ServerUrl, ...] = ()
     """Servers of vLLM that run already, all with this model, such as http://10.0.0.7:8000, started
