@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -322,7 +322,7 @@ class FleetEngine:
                     async for output in outputs:
                         self.ready_s = time.monotonic()
                         self._num_steps += 1
-                        for delta in deltas.of(output):  # type: ignore[arg-type] # see `_Output`
+                        for delta in deltas.of(output):
                             if delta.finish_reason is FinishReason.ABORT:
                                 raise ServerLostError
                             if delta.finish_reason is not None:
@@ -353,7 +353,9 @@ class FleetEngine:
         now_s = time.monotonic()
         return min(left, key=lambda each: (each.rests_until_s > now_s, each.num_running))
 
-    async def _outputs(self, server: Server, sequence: SequenceRequest) -> "AsyncIterator[_Output]":
+    async def _outputs(
+        self, server: Server, sequence: SequenceRequest
+    ) -> "AsyncGenerator[_Output, None]":
         """Yield what a server generates for a sequence."""
         handed = resubmit(sequence, self._facts.limits.max_num_tokens(sequence))
         fields = self._codec.fields(sequence, handed)

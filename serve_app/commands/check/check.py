@@ -393,7 +393,8 @@ def _resource_problems(options: dict[str, Any], model: ModelConfig, path: str) -
                 f"{path}: {key} is missing. Ray replaces both num_cpus and num_gpus of the model's "
                 f"entry by this section: set {key} here too, or leave the section out"
             )
-    if model.engine == "vllm" and not (options.get("runtime_env") or {}).get("py_executable"):
+    runs_elsewhere = model.engine == "vllm" and not model.engine_urls
+    if runs_elsewhere and not (options.get("runtime_env") or {}).get("py_executable"):
         yield (
             f"{path}: runtime_env is missing. Ray replaces the environment of vLLM by this "
             "section, too: leave the section out, or add the line `runtime_env: "

@@ -173,7 +173,7 @@ def _named(given: object) -> ModelConfig | None:
     """Return an entry with the model that another names, whatever is wrong with its other keys."""
     if not isinstance(given, dict):
         return None
-    keys = ("source", "revision", "task", "engine", "engine_python", "max_model_len")
+    keys = ("source", "revision", "task", "engine", "engine_python", "engine_urls", "max_model_len")
     known = {"id": "m", **{key: given[key] for key in keys if key in given}}
     return _valid(ModelConfig, known) or _valid(ModelConfig, {**known, "max_model_len": "auto"})
 

@@ -379,7 +379,12 @@ def test_a_file_that_can_not_be_read_is_named(
 
 
 def test_resources_that_take_vllms_environment_away_are_refused_with_what_to_write() -> None:
-    model = {"id": "m", "source": "s", "engine": "vllm", "engine_python": "/envs/v"}
+    model: dict[str, Any] = {
+        "id": "m",
+        "source": "s",
+        "engine": "vllm",
+        "engine_python": "/envs/v",
+    }
     options: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1}
     application = {
         "import_path": "serve_app.app:build",
@@ -391,4 +396,7 @@ def test_resources_that_take_vllms_environment_away_are_refused_with_what_to_wri
     line = yaml.safe_load(problem.partition("add the line `")[2].removesuffix("`"))
     assert line["runtime_env"]["py_executable"] == "/envs/v/bin/python"
     options |= line
+    assert find_problems(yaml.safe_dump({"applications": [application]})) == []
+    del options["runtime_env"], model["engine_python"]
+    model["engine_urls"] = ["http://127.0.0.1:9"]  # their environment is not ours
     assert find_problems(yaml.safe_dump({"applications": [application]})) == []

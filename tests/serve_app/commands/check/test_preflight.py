@@ -2,6 +2,7 @@ import json
 import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -332,15 +333,24 @@ def test_this_machine_has_the_cores_that_ray_would_find() -> None:
     assert this_machine().num_cpus >= 1
 
 
+def vllm_file(folder: Path, **keys: Any) -> Path:
+    """Write a file with one model that vLLM runs."""
+    model = {"id": "m", "source": str(ROOT / "models/pydoc-chat"), "engine": "vllm", **keys}
+    application = {"import_path": BUILDER, "args": {"models": [model]}}
+    http = {"host": "127.0.0.1", "port": free_ports(1)[0]}
+    file = folder / "f.yaml"
+    file.write_text(yaml.safe_dump({"http_options": http, "applications": [application]}))
+    return file
+
+
+def test_servers_that_run_already_need_no_environment_of_vllm(tmp_path: Path) -> None:
+    assert check_file(str(vllm_file(tmp_path, engine_urls=["http://127.0.0.1:9"])))
+
+
 def test_a_missing_environment_of_vllm_is_told_with_the_command_for_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = {"id": "m", "source": str(ROOT / "models/pydoc-chat"), "engine": "vllm"}
-    args = {"models": [{**model, "engine_python": "envs/v"}]}
-    file = tmp_path / "f.yaml"
-    application = {"import_path": BUILDER, "args": args}
-    http = {"host": "127.0.0.1", "port": free_ports(1)[0]}
-    file.write_text(yaml.safe_dump({"http_options": http, "applications": [application]}))
+    file = vllm_file(tmp_path, engine_python="envs/v")
     assert not check_file(str(file))
     told = capsys.readouterr().err
     assert f"raystream install-engine vllm --to {tmp_path / 'envs/v'}" in told
