@@ -39,9 +39,16 @@ $(STAMP): $(SERVING)
 	@$(PIP) install --requirement requirements.lock
 	@touch $@
 
+# vLLM's environment holds links to our packages, so it is stale only when its lock is newer.
+$(VLLM): requirements-vllm.lock | $(SERVING)
+	@$(BIN)/raystream install-engine vllm
+	@touch $@
+
 # `raystream serve` starts a Ray of its own and leaves any cluster that already runs here alone.
 serve: $(SERVING) ## serve the embedded models on http://127.0.0.1:8000 until Ctrl-C
 	@exec $(BIN)/raystream serve serve_config.yaml
+
+vllm: $(VLLM) ## make .venv-vllm, in which models with `engine: vllm` run
 
 # Three processes: the tests of one mostly wait for Ray, so the others compute meanwhile. OpenMP's
 # threads would wait for each other by spinning, and take the time of the other processes.
