@@ -157,7 +157,8 @@ def trace(model: PreTrainedModel, kv: KVCache, *, has_kernels: bool) -> Forward:
         if _agree(expected, _probe(traced, kv)):
             return traced
     except Exception as error:  # Triton needs a C compiler, and may lack other things
-        if is_fatal(error) or is_out_of_memory(error) or not traced.is_fused:
+        # A CPU's kernels need nothing that may be missing: there it is a bug, or memory ran out.
+        if has_kernels or is_fatal(error) or is_out_of_memory(error) or not traced.is_fused:
             raise
         logger.warning("fused operators fail here", exc_info=True)
     if traced.unfuse() and _agree(expected, _probe(traced, kv)):

@@ -189,6 +189,23 @@ def test_a_trace_that_gives_other_logits_is_logged_and_not_used(
     assert "its logits would differ" in caplog.text
 
 
+class Failing(TracedForward):
+    """A trace whose fused operators raise."""
+
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        if self.is_fused:
+            raise RuntimeError("a kernel's bug")
+        return super().__call__(*arguments)
+
+
+def test_a_failure_of_a_cpus_fused_operators_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(traced_forward, "TracedForward", Failing)
+    with pytest.raises(RuntimeError, match="a kernel's bug"):
+        made_of(load(qwen2))
+
+
 def test_state_that_changed_while_tracing_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
 
