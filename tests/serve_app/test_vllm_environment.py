@@ -66,7 +66,7 @@ def test_what_is_wrong_is_told_in_a_line_each_with_the_command_that_fixes_it(
     assert found == [
         f"{str(folder)!r} has no vLLM{command}",
         f"{str(folder)!r} has Ray 2.1.0, and raystream runs on {version('ray')}{command}",
-        f"{str(folder)!r} has not this raystream's {', '.join(CODE)}{command}",
+        f"{str(folder)!r} lacks the links to this raystream's {', '.join(CODE)}{command}",
     ]
 
 

@@ -34,6 +34,7 @@ from serve_app.commands.run.server_record import (
 from serve_app.commands.run.supervise import STOP_S
 from serve_app.config import AppConfig
 from serve_app.gpu_shares import to_spec
+from serve_app.vllm_environment import folder_of
 
 Tell = Callable[[str], None]
 Details = Mapping[str, Any]
@@ -265,6 +266,8 @@ def with_absolute_paths(document: Details, folder: Path) -> dict[str, Any]:
             for section, model in zip(args["models"], config.models, strict=True):
                 spec = to_spec(model, 0)
                 section["source"] = spec.source
+                if model.engine_python is not None:
+                    section["engine_python"] = str(folder_of(model))
                 for adapter, each in zip(
                     section.get("adapters", ()), spec.entry.adapters, strict=True
                 ):

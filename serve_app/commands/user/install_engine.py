@@ -3,7 +3,7 @@
 pip installs vLLM, and Ray of our version, into a new virtual environment; our own packages are
 links there (`serve_app.vllm_environment` says why). The lock's version of vLLM comes with all other
 versions of the lock, another one with what pip finds. An environment that is there already is
-brought to the version.
+brought to the version and the build; one of another Python is made anew.
 """
 
 import os
@@ -23,7 +23,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from serve_app.shipped_files import SHIPPED
-from serve_app.vllm_environment import BUILDS, CODE, ROOT, VARIABLES, python_of
+from serve_app.vllm_environment import (
+    BUILDS,
+    CODE,
+    OWN_VERSION,
+    ROOT,
+    VARIABLES,
+    packages_of,
+    python_of,
+    versions_of,
+)
 
 LOCK: Final = SHIPPED / "requirements-vllm.lock"
 
@@ -125,12 +134,13 @@ def install(asked: Wanted, console: Console) -> None:
     console.print(f"{build} into {asked.folder}, some minutes the first time", soft_wrap=True)
     with _bar(console) as show:
         show("making the environment", None)
-        if not python_of(asked.folder).exists():
-            _run([sys.executable, "-m", "venv", str(asked.folder)])
+        _make(asked.folder)
         _install_packages(asked, show)
         link_code(asked.folder)
         show("starting vLLM", None)
-        found = _run([str(python_of(asked.folder)), "-c", PROOF], {**os.environ, **VARIABLES})
+        # Python finds modules in the working directory first: from ours, the links would not count.
+        proof = [str(python_of(asked.folder)), "-c", PROOF]
+        found = _run(proof, {**os.environ, **VARIABLES}, folder=asked.folder)
     took_s = time.monotonic() - began_s
     console.print(f"vLLM {found.strip().splitlines()[-1]} starts; all took {took_s:.0f} s")
     if asked.version != locked_version():
@@ -160,6 +170,23 @@ def _bar(console: Console) -> Iterator[Show]:
         yield show
 
 
+def _make(folder: Path) -> None:
+    """Make the environment unless there is one of this Python.
+
+    Raises:
+        InstallError: What is there is of another Python, and no environment that venv has made.
+    """
+    if any(version != OWN_VERSION for version in versions_of(folder)):
+        if not (folder / "pyvenv.cfg").exists():
+            raise InstallError(
+                f"{folder} has packages of another Python, and is no virtual environment; name "
+                "another folder"
+            )
+        _run([sys.executable, "-m", "venv", "--clear", str(folder)])
+    elif not python_of(folder).exists():
+        _run([sys.executable, "-m", "venv", str(folder)])
+
+
 def _install_packages(asked: Wanted, show: Show) -> None:
     pip = [str(python_of(asked.folder)), "-m", "pip", "--disable-pip-version-check", "--no-input"]
     constraint = asked.constraint
@@ -178,6 +205,9 @@ def _install_packages(asked: Wanted, show: Show) -> None:
             show("unpacking packages", None)
 
     show("finding packages", 0.0)
+    if BUILDS[not asked.on_cpu] in packages_of(asked.folder):
+        # Both builds write the same files. What is left of one would be mixed with the other.
+        _run([*pip, "uninstall", "--yes", *BUILDS])
     _run(command, follow=follow)
     if asked.on_cpu:
         _run([*pip, "uninstall", "--yes", *NOT_ON_CPU])
@@ -203,6 +233,7 @@ def _run(
     command: Sequence[str],
     environment: dict[str, str] | None = None,
     follow: Callable[[str], None] = lambda _: None,
+    folder: Path | None = None,
 ) -> str:
     """Run a program and return what it writes.
 
@@ -213,6 +244,7 @@ def _run(
     with subprocess.Popen(
         command,
         env=environment,
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

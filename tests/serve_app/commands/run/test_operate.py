@@ -286,6 +286,7 @@ def test_relative_paths_of_a_file_elsewhere_become_absolute(tmp_path: Path) -> N
             {"id": "a", "source": "mine"},
             {"id": "b", "source": "org/b"},
             {"id": "c", "source": "models/pydoc-chat"},
+            {"id": "d", "source": "mine", "engine": "vllm", "engine_python": "envs/v"},
         ],
         "auth": {"api_keys_file": "keys.yaml"},
     }
@@ -296,6 +297,11 @@ def test_relative_paths_of_a_file_elsewhere_become_absolute(tmp_path: Path) -> N
         str(tmp_path / "mine"),
         "org/b",
         str(ROOT / "models/pydoc-chat"),
+        str(tmp_path / "mine"),
+    ]
+    assert [model.get("engine_python") for model in found["models"]] == [
+        *(None, None, None),
+        str(tmp_path / "envs/v"),
     ]
     assert found["auth"]["api_keys_file"] == str(tmp_path / "keys.yaml")
     assert args["models"][0]["source"] == "mine"

