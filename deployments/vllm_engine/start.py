@@ -39,9 +39,6 @@ from deployments.vllm_engine.scheduler import bind
 
 logger = logging.getLogger("ray.serve.raystream.replica")
 
-GPU_PART: Final = 0.92
-"""The part of its share of a GPU that vLLM takes, unless the entry says another."""
-
 CPU_KV_BYTES: Final = 4 * GIB
 """The most that `kv_cache_memory_bytes: auto` is on a CPU: vLLM takes all of it at its start.
 Its own default is as much.
@@ -152,7 +149,7 @@ def arguments(spec: ModelSpec, *, on_cpu: bool) -> dict[str, Any]:
             logger.warning("%s is not compiled: this machine has no C++ compiler", spec.id)
             chosen["enforce_eager"] = True
     else:
-        chosen["gpu_memory_utilization"] = GPU_PART * spec.device_share
+        chosen["gpu_memory_utilization"] = entry.engine_args.utilization(spec.device_share)
     if kv_bytes is not None:
         chosen["kv_cache_memory_bytes"] = kv_bytes
     return chosen | given
