@@ -56,12 +56,13 @@ test: $(STAMP) ## run all tests but those of `make soak`; TIMINGS=1 shows where 
 	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -n 3 --no-loadscope-reorder --rerun-processes \
 		$(if $(TIMINGS),-p tests.timings --durations=0)
 
-# Tests that import vLLM run in its environment, and those of whole servers in raystream's.
+# Tests that import vLLM run in its environment, and those of whole servers in raystream's. Each file
+# has a process of its own: vLLM reads how it logs and runs once, when it is imported.
 test-vllm: $(STAMP) $(VLLM) ## run the tests that need vLLM, in at most 8 minutes
 	@.venv-vllm/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
 		--constraint requirements-vllm.lock pytest pytest-asyncio pytest-xdist hypothesis
-	@GOMP_SPINCOUNT=0 .venv-vllm/bin/python -m pytest --confcutdir=tests/vllm_engine \
-		-m 'vllm and not processes' tests/vllm_engine
+	@grep -l 'mark\.vllm' tests/vllm_engine/test_*.py | GOMP_SPINCOUNT=0 xargs -P 2 -n 1 \
+		.venv-vllm/bin/python -m pytest -q --confcutdir=tests/vllm_engine -m 'vllm and not processes'
 	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -m 'vllm and processes' tests/vllm_engine
 
 quick: $(STAMP) ## run the tests that need no other program and no more than a second each

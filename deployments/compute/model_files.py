@@ -136,6 +136,23 @@ def read_config(source: str, *, revision: str | None) -> PreTrainedConfig:
     return config
 
 
+def read_settings(source: str, *, revision: str | None) -> Mapping[str, Any]:
+    """Return what a model's config.json says, also of kinds of models that transformers lacks.
+
+    What is said of the language model alone (`text_config`) comes before the rest.
+
+    Args:
+        source: A folder, or the id of a hub repository.
+        revision: A commit of the hub repository.
+
+    Raises:
+        UnsupportedModelError: It is missing or broken.
+    """
+    with wrap_load_errors(source, "its config.json"):
+        written, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
+    return {**written, **(written.get("text_config") or {})}
+
+
 def _explain(source: str, written: Mapping[str, Any]) -> None:
     """Refuse a configuration that transformers can't read, if we can say it better.
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Final, Protocol
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 import aiohttp
 from transformers import GenerationConfig
 
-from deployments.compute.model_files import read_config
+from deployments.compute.model_files import read_settings
 from deployments.compute.tokenizer_files import load_tokenizer
 from deployments.contract.errors import (
     GenerationAbortedError,
@@ -56,16 +56,39 @@ SEQS_PER_SERVER: Final = 256
 all; vLLM's default is the same."""
 
 CONNECT_S: Final = 2.0
-SILENCE_S: Final = 120.0
-"""Seconds without a token after which a server is taken to hang: a long prompt may take as long."""
+FIRST_TOKEN_S: Final = 90.0
+SILENCE_S: Final = 30.0
+"""Seconds without a token after which a server is taken to hang. A long prompt may take as long
+before its first; both are less than the ingress's `stall_timeout_s`, which would end the stream.
+"""
+KEEP_ALIVE_S: Final = 3.0
+"""Seconds that an idle connection is kept: the servers close theirs after five."""
 REST_S: Final = 5.0
 """Seconds for which a server that has failed gets no sequence, unless all have."""
 LINE_BYTES: Final = 2**20
 """The longest event of a server."""
 
+MAX_LOGPROBS: Final = 20
+"""The most that a server gives, unless its `--max-logprobs` says otherwise."""
+
 FAILED: Final = "no server of the model answers; try again"
 UNDECODABLE: Final = "the tokens of this sequence can't be decoded to text"
 PROBE: Final = SamplingParams(temperature=0, max_tokens=1)
+
+
+REFUSALS: Final = (401, 403, 404)
+"""Statuses by which a server says that it will never answer this."""
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """Follows no redirect: another server would be given the key."""
+
+    def redirect_request(self, *args: Any) -> None:
+        return None
+
+
+DIRECT: Final = build_opener(ProxyHandler({}), _NoRedirect)
+"""Asks servers themselves, whatever proxy the environment names, as the streams do."""
 
 
 class ServerLostError(Exception):
@@ -136,7 +159,7 @@ class FleetEngine:
         max_model_len = min(found.max_model_len for found in known)
         max_model_len = min(max_model_len, number(entry.max_model_len) or max_model_len)
         tokenizer = load_tokenizer(spec.source, revision=entry.revision)
-        config = read_config(spec.source, revision=entry.revision)
+        settings = read_settings(spec.source, revision=entry.revision)
         generation = _generation_config(spec.source, revision=entry.revision)
         named = None if generation is None else generation.eos_token_id
         named = tokenizer.eos_token_id if named is None else named
@@ -149,7 +172,7 @@ class FleetEngine:
             tokenizer=tokenizer,
             processor=None,
             generation_config=generation,
-            vocab_size=config.get_text_config().vocab_size,
+            vocab_size=int(settings.get("vocab_size") or len(tokenizer)),
             limits=limits,
             layout=layout,
             memory=_no_memory(limits, layout),
@@ -165,18 +188,21 @@ class FleetEngine:
         """Return what a server serves; None if it does not answer."""
         request = Request(f"{server.url}{MODELS}", headers=self._headers)
         try:
-            with urlopen(request, timeout=CONNECT_S) as response:
+            with DIRECT.open(request, timeout=CONNECT_S) as response:
                 first = json.load(response)["data"][0]
+            return _Served(str(first["id"]), int(first["max_model_len"]))
         except HTTPError as error:
-            raise UnsupportedModelError(
-                f"{server.url}{MODELS} answers with status {error.code}; if the server has a key, "
-                f"set {API_KEY} in the environment of the replicas"
-            ) from error
-        except (OSError, ValueError, LookupError) as error:
-            logger.warning("%s: %s does not answer: %s", self._spec.id, server.url, error)
-            server.rest()
-            return None
-        return _Served(str(first["id"]), int(first["max_model_len"]))
+            if error.code in REFUSALS:
+                raise UnsupportedModelError(
+                    f"{server.url}{MODELS} answers with status {error.code}; if the server has a "
+                    f"key, set {API_KEY} in the environment of the replicas"
+                ) from error
+            why: Exception = error
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            why = error
+        logger.warning("%s: %s does not answer: %r", self._spec.id, server.url, why)
+        server.rest()
+        return None
 
     def stop(self) -> None:
         """Take no more sequences; those that run end with their blocks."""
@@ -227,7 +253,9 @@ class FleetEngine:
     async def _answers(self, server: Server) -> bool:
         try:
             async with self._http.get(
-                f"{server.url}/health", timeout=aiohttp.ClientTimeout(total=CONNECT_S)
+                f"{server.url}/health",
+                timeout=aiohttp.ClientTimeout(total=CONNECT_S),
+                allow_redirects=False,
             ) as response:
                 is_well = response.status == 200
         except (aiohttp.ClientError, TimeoutError):
@@ -322,9 +350,9 @@ class FleetEngine:
                     async for output in outputs:
                         self.ready_s = time.monotonic()
                         self._num_steps += 1
+                        if output.outputs[0].finish_reason == "abort":  # it drains
+                            raise ServerLostError("it aborts what it runs")
                         for delta in deltas.of(output):
-                            if delta.finish_reason is FinishReason.ABORT:
-                                raise ServerLostError
                             if delta.finish_reason is not None:
                                 return delta
                             take(delta)
@@ -332,8 +360,9 @@ class FleetEngine:
                         sequence = replace(
                             sequence, generated_token_ids=(*sequence.generated_token_ids, *gained)
                         )
+                        failed.clear()  # what has failed before may be well again
                         self._on_stats(self.stats)
-                raise ServerLostError
+                raise ServerLostError("the text has no end")
             except (ServerLostError, aiohttp.ClientError, TimeoutError) as error:
                 logger.warning(
                     "%s: %s has lost %s: %r", self._spec.id, server.url, sequence.sequence_id, error
@@ -359,6 +388,9 @@ class FleetEngine:
         """Yield what a server generates for a sequence."""
         handed = resubmit(sequence, self._facts.limits.max_num_tokens(sequence))
         fields = self._codec.fields(sequence, handed)
+        if (num_top := fields["logprobs"]) is not None:
+            # A server lists the chosen token first, and cuts the likeliest off at this number.
+            fields["logprobs"] = min(num_top + 1, MAX_LOGPROBS)
         body = {
             "request_id": self.unique_id(sequence.sequence_id),
             "model": self._name,
@@ -368,14 +400,25 @@ class FleetEngine:
         }
         server.num_running += 1
         try:
-            async with self._http.post(f"{server.url}{GENERATE}", json=body) as response:
+            async with self._post(server, body) as response:
                 await _require_stream(server, response)
-                async for line in response.content:
+                wait_s = FIRST_TOKEN_S
+                while True:
+                    async with asyncio.timeout(wait_s):
+                        line = await response.content.readline()
+                    if not line:
+                        return
                     if line.startswith(b"data: {"):
-                        for choice in json.loads(line[6:]).get("choices") or ():
+                        for choice in _choices(line):
                             yield _Output([_Gained.of(choice)])
+                        wait_s = SILENCE_S
         finally:
             server.num_running -= 1
+
+    def _post(self, server: Server, body: Mapping[str, Any]) -> Any:
+        # A redirect would take the key to another server.
+        url = f"{server.url}{GENERATE}"
+        return self._http.post(url, json=body, allow_redirects=False)
 
     @property
     def _http(self) -> aiohttp.ClientSession:
@@ -384,10 +427,8 @@ class FleetEngine:
             self._session = aiohttp.ClientSession(
                 headers=self._headers,
                 # A connection for each sequence, as many as admission lets run.
-                connector=aiohttp.TCPConnector(limit=0),
-                timeout=aiohttp.ClientTimeout(
-                    total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S
-                ),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
                 read_bufsize=LINE_BYTES,
             )
         return self._session
@@ -463,11 +504,24 @@ async def _require_stream(server: Server, response: aiohttp.ClientResponse) -> N
     if response.status == 200:
         return
     text = (await response.text(errors="replace"))[:500]
+    if response.status in (400, 422):
+        logger.warning("%s refuses a request: %s", server.url, text)
+        raise ValueError(f"a server of the model refuses the request (status {response.status})")
     if response.status == 404:
-        text = f"it has no {GENERATE}; start it with --tokens-only or --enable-scale-out"
-    if response.status in (404, 408, 429) or response.status >= 500:
-        raise ServerLostError(f"status {response.status}: {text}")
-    raise ValueError(f"{server.url} answers with status {response.status}: {text}")
+        text += f"; without {GENERATE}, start it with --tokens-only or --enable-scale-out"
+    raise ServerLostError(f"status {response.status}: {text}")
+
+
+def _choices(line: bytes) -> Sequence[Mapping[str, Any]]:
+    """Return what an event says of sequences.
+
+    Raises:
+        ServerLostError: The connection has ended within the event.
+    """
+    try:
+        return json.loads(line.removeprefix(b"data: ")).get("choices") or ()
+    except ValueError as error:
+        raise ServerLostError("an event is cut off") from error
 
 
 def _generation_config(source: str, *, revision: str | None) -> GenerationConfig | None:

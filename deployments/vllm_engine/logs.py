@@ -87,6 +87,8 @@ class EngineLogs:
 
     def close(self) -> None:
         """Delete what nothing reads any more."""
+        if os.environ.get(VARIABLE) == str(self._config):
+            del os.environ[VARIABLE]
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

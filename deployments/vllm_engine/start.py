@@ -18,7 +18,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from deployments.compute.hub_files import download_files, weights_of
-from deployments.compute.model_files import read_config
+from deployments.compute.model_files import read_settings
 from deployments.compute.tokenizer_files import load_tokenizer
 from deployments.contract.model_errors import UnsupportedModelError, reason_of
 from deployments.contract.model_spec import MAX_AUTO_SEQS, ModelSpec, number
@@ -29,7 +29,7 @@ from deployments.generator.text_engine import EngineFacts
 from deployments.plan import cgroup
 from deployments.plan.kv_layout import KVLayout
 from deployments.plan.memory_budget import GIB, DeviceMemoryError
-from deployments.plan.model_shape import choose_dtype_name, stored_dtype
+from deployments.plan.model_shape import choose_dtype_name
 from deployments.plan.replica_plan import CPU_KV_FRACTION, CPU_SEQS, count_weights
 from deployments.plan.replica_report import MemoryPlan
 from deployments.vllm_engine.adapters import Adapter, adapter_arguments, read_adapters
@@ -160,11 +160,11 @@ def _dtype(spec: ModelSpec, *, on_cpu: bool) -> str:
     entry = spec.entry
     if entry.dtype != "auto":
         return entry.dtype
-    config = read_config(spec.source, revision=entry.revision)
-    if getattr(config, "quantization_config", None) is not None:
+    settings = read_settings(spec.source, revision=entry.revision)
+    if settings.get("quantization_config"):
         return "auto"
     return choose_dtype_name(
-        stored_dtype(config),
+        str(settings.get("dtype") or settings.get("torch_dtype") or "float32"),
         "auto",
         on_cpu=on_cpu,
         has_bf16=on_cpu and torch.cpu._is_avx512_bf16_supported(),

@@ -1,11 +1,16 @@
 """That the allowlist of engine_args is of this vLLM: the names, and the types of their values."""
 
+import json
 from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.contract.vllm_args import VllmArgs
+from deployments.vllm_engine.start import arguments
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -34,3 +39,20 @@ def test_vllm_takes_the_values_as_the_file_has_them() -> None:
     made = AsyncEngineArgs(model="m", **given)
     assert {name: getattr(made, name) for name in given} == given
     assert made.limit_mm_per_prompt == {"image": 4}
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"torch_dtype": "float16", "quantization_config": {"quant_method": "awq"}}, "auto"),
+        ({"torch_dtype": "float32"}, "float32"),
+        ({"text_config": {"dtype": "float32"}, "torch_dtype": "float16"}, "float32"),
+    ],
+)
+def test_the_type_of_weights_is_read_for_models_that_only_vllm_knows(
+    tmp_path: Path, config: dict[str, Any], dtype: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "of vLLM alone", **config}))
+    entry = {"id": "m", "source": str(tmp_path), "engine": "vllm"}
+    spec = ModelSpec(ModelConfig.model_validate(entry), str(tmp_path), 0.0)
+    assert arguments(spec, on_cpu=True)["dtype"] == dtype
