@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any, Final
 
-import psutil
 from vllm import SamplingParams as VllmParams
 from vllm.config import VllmConfig
 from vllm.inputs.engine import tokens_input
@@ -51,6 +50,7 @@ from deployments.vllm_engine.logs import EngineLogs
 from deployments.vllm_engine.moves import hand_over, unsupported
 from deployments.vllm_engine.requests import Codec, Deltas
 from deployments.vllm_engine.start import start_engine
+from deployments.vllm_engine.watches import Watch
 
 logger = logging.getLogger("ray.serve.raystream.replica")
 
@@ -61,14 +61,6 @@ PROBE: Final = SamplingParams(temperature=0, max_tokens=1)
 
 ANSWER_S: Final = 1.0
 """Seconds that a health check waits for a ping."""
-
-HANG_S: Final = 8.0
-"""Seconds without a step, while sequences run, after which a GPU's engine can only hang. With the
-time to notice it, streams move within ten."""
-
-BUSY_PART: Final = 0.1
-"""On a CPU, a step may take longer than that. An engine that uses less than this part of a core
-meanwhile does not compute."""
 
 URGENT: Final = -(2**31)
 RESUMED: Final = -1
@@ -220,16 +212,18 @@ class VllmEngine:
             RaystreamError: The engine is broken.
         """
         if not self.is_alive:
-            cause = self._logs.first_cause()
+            cause = self._logs.last_cause()
             raise self._end_error() from (None if cause is None else RuntimeError(cause.reason))
         await self._load_adapters()
         num_steps = self.stats.num_steps
         if num_steps == self._num_steps_seen:
-            if self._pinging is None or self._pinging.done():
-                self._pinging = asyncio.ensure_future(self.ping())
-            done, _ = await asyncio.wait({self._pinging}, timeout=ANSWER_S)
-            if done:
-                self._pinging.result()
+            ping = self._pinging or asyncio.ensure_future(self.ping())
+            self._pinging = ping
+            await asyncio.wait({ping}, timeout=ANSWER_S)
+        # Also one that was answered only after the last check.
+        if self._pinging is not None and self._pinging.done():
+            ping, self._pinging = self._pinging, None
+            ping.result()
         self._num_steps_seen = self.stats.num_steps
 
     async def _load_adapters(self) -> None:
@@ -283,7 +277,7 @@ class VllmEngine:
         self.require_alive()
         reader = _Reader(sequence, take)
         if not self._readers:
-            self._watch.note_progress()
+            self._watch.note_begin()
         self._readers.add(reader)
         if self._watching is None:
             self._watching = asyncio.ensure_future(self._look_for_progress())
@@ -438,48 +432,6 @@ class _Reader:
         self.take = take
         self.deltas: Deltas | None = None
         self.request_id: str | None = None
-
-
-class Watch:
-    """Tells whether an engine that has work can only hang."""
-
-    def __init__(self, *, on_cpu: bool, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._on_cpu = on_cpu
-        self._now_s = now_s
-        self._progress_s = now_s()
-        self._since: tuple[float, float] | None = None  # when, and the CPU time until then
-
-    def note_progress(self) -> None:
-        """Note that a step has ended, or that there was nothing to do until now."""
-        self._progress_s = self._now_s()
-        self._since = None
-
-    def is_hung(self) -> bool:
-        """Return whether nothing has happened for so long that nothing will."""
-        now_s = self._now_s()
-        if now_s - self._progress_s < 1:
-            return False
-        if not self._on_cpu:
-            return now_s - self._progress_s >= HANG_S
-        if self._since is None:
-            self._since = (self._progress_s, _cpu_seconds())
-        since_s, used_s = self._since
-        if now_s - since_s < HANG_S:
-            return False
-        is_idle = _cpu_seconds() - used_s < BUSY_PART * (now_s - since_s)
-        if not is_idle:
-            self._since = (now_s, _cpu_seconds())
-        return is_idle
-
-
-def _cpu_seconds() -> float:
-    """Return the CPU time that the processes below this one have used."""
-    used_s = 0.0
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            times = process.cpu_times()
-            used_s += times.user + times.system
-    return used_s
 
 
 class _Counts:

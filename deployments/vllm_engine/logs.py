@@ -5,7 +5,8 @@ step the parameters of every request to the terminal. Here an error is one line 
 server's other lines are, and a file has the rest.
 
 EngineCore is a process of its own, and says of a failed start only that it failed. So the handler
-also writes the reason of each exception down, and the replica reads the first one.
+also writes the reason of each exception down. The replica reads the first one of a start, which led
+to the others, and the last one of an engine that ran: those before did not end it.
 
 Needs no vLLM: `prepare` is called before vLLM is imported, which configures its loggers.
 """
@@ -15,6 +16,7 @@ import logging
 import os
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -22,9 +24,14 @@ from typing import Final
 
 from deployments.contract.model_errors import reason_of
 
+PREFIX: Final = "raystream-vllm-"
+"""How the names of the folders begin."""
 VARIABLE: Final = "VLLM_LOGGING_CONFIG_PATH"
 SILENT: Final = "vllm.logging_utils.dump_input"
 """It logs the parameters of all requests of a failed step, with grammars, and is left out."""
+
+ENDED: Final = "EngineDeadError"
+"""The exception with which vLLM tells the replica that EngineCore has ended; it is no cause."""
 
 FORMAT: Final = "%(levelname)s %(asctime)s %(name)s %(process)d -- %(message)s"
 """As Serve's lines are."""
@@ -52,7 +59,7 @@ class EngineLogs:
         Args:
             file: Takes all records, with their tracebacks; None keeps none.
         """
-        self._folder = Path(mkdtemp(prefix="raystream-vllm-"))
+        self._folder = Path(mkdtemp(prefix=PREFIX))
         self._causes = self._folder / "causes"
         handler = {
             "()": f"{EngineHandler.__module__}.{EngineHandler.__qualname__}",
@@ -79,17 +86,33 @@ class EngineLogs:
 
     def first_cause(self) -> Cause | None:
         """Return the first exception that was logged, which led to the others; None for none."""
-        try:
-            first, _, _ = self._causes.read_text().partition("\n")
-        except OSError:
-            return None
-        return Cause(*json.loads(first)) if first else None
+        return next(iter(self._read_causes()), None)
+
+    def last_cause(self) -> Cause | None:
+        """Return the last exception that was logged; None for none."""
+        return next(reversed(self._read_causes()), None)
+
+    def _read_causes(self) -> list[Cause]:
+        """Return all causes; a process that was killed may have left half a line."""
+        causes = []
+        with suppress(OSError):
+            for line in self._causes.read_text(errors="replace").splitlines():
+                with suppress(ValueError, TypeError):
+                    causes.append(Cause(*json.loads(line)))
+        return causes
 
     def close(self) -> None:
         """Delete what nothing reads any more."""
         if os.environ.get(VARIABLE) == str(self._config):
             del os.environ[VARIABLE]
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def remove_inherited() -> None:
+    """Delete the folder of the replica that started this process, and can't do it any more."""
+    folder = Path(os.environ.get(VARIABLE, "")).parent
+    if folder.name.startswith(PREFIX):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class EngineHandler(logging.Handler):
@@ -109,10 +132,11 @@ class EngineHandler(logging.Handler):
             line = " ".join(record.getMessage().split())
             if error is not None:
                 line = f"{line} {reason_of(error)}"
-                self._append(self._causes, json.dumps([type(error).__name__, reason_of(error)]))
+                if record.levelno >= logging.ERROR and _is_vllm(record):
+                    self._note_cause(error)
             if self._file is not None:
                 self._append(self._file, self.format(record))
-            if record.levelno < logging.ERROR and record.name.partition(".")[0] == "vllm":
+            if record.levelno < logging.ERROR and _is_vllm(record):
                 return  # a dozen lines at each start, about what raystream has chosen
             shown = logging.makeLogRecord(
                 {**record.__dict__, "msg": line, "args": (), "exc_info": None, "exc_text": None}
@@ -121,6 +145,15 @@ class EngineHandler(logging.Handler):
         except Exception:  # noqa: BLE001 - no error of a log may end the engine
             self.handleError(record)
 
+    def _note_cause(self, error: BaseException) -> None:
+        kind = type(error).__name__
+        if kind != ENDED:
+            self._append(self._causes, json.dumps([kind, reason_of(error)]))
+
     def _append(self, path: str, text: str) -> None:
         with open(path, "a") as file:
             file.write(f"{text}\n")
+
+
+def _is_vllm(record: logging.LogRecord) -> bool:
+    return record.name.partition(".")[0] == "vllm"

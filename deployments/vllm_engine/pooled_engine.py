@@ -27,12 +27,13 @@ from deployments.pooling.embedder import Embedder
 from deployments.pooling.model_outline import label_names
 from deployments.pooling.pooling_worker import PoolerFacts
 from deployments.pooling.request_queue import TokenIds
-from deployments.vllm_engine.engine import StepLogger, Watch
+from deployments.vllm_engine.engine import StepLogger
 from deployments.vllm_engine.logs import EngineLogs
 from deployments.vllm_engine.pooled_model import PooledModel, check_layers, read_model
 from deployments.vllm_engine.pooling_worker import EngineLostError
 from deployments.vllm_engine.scheduler import PoolingScheduler
 from deployments.vllm_engine.start import FIXED, arguments, explained
+from deployments.vllm_engine.watches import Watch
 
 
 class VllmPooling:
@@ -98,7 +99,7 @@ class VllmPooling:
 
     def note_begin(self) -> None:
         """Note that there was nothing to do until now."""
-        self._watch.note_progress()
+        self._watch.note_begin()
 
     def is_hung(self) -> bool:
         """Return whether vLLM, which has work, can only hang."""

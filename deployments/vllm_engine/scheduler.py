@@ -30,7 +30,7 @@ from deployments.vllm_engine.draws import Draws
 from deployments.vllm_engine.failures import UNUSABLE_LOGITS, FailureRecord
 from deployments.vllm_engine.grammars import Grammar, GrammarBackend
 from deployments.vllm_engine.moves import KEY, Runner
-from deployments.vllm_engine.parent_watch import end_with_parent
+from deployments.vllm_engine.watches import end_with_parent
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

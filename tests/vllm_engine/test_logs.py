@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from deployments.vllm_engine.logs import SILENT, VARIABLE, Cause, EngineLogs
+from deployments.vllm_engine.logs import (
+    SILENT,
+    VARIABLE,
+    Cause,
+    EngineLogs,
+    remove_inherited,
+)
 
 
 @pytest.fixture
@@ -42,11 +48,47 @@ def test_an_exception_is_one_line_on_the_terminal_and_whole_in_the_file(
     assert "Traceback" in (tmp_path / "vllm.log").read_text()
 
 
-def test_the_first_cause_is_the_one_that_led_to_the_others(logs: EngineLogs) -> None:
-    assert logs.first_cause() is None
+def test_the_first_cause_of_a_start_led_to_the_others_and_the_last_ended_an_engine_that_ran(
+    logs: EngineLogs,
+) -> None:
+    assert (logs.first_cause(), logs.last_cause()) == (None, None)
     fail("the root")
     fail("what followed")
     assert logs.first_cause() == Cause("ValueError", "the root")
+    assert logs.last_cause() == Cause("ValueError", "what followed")
+
+
+def test_neither_warnings_nor_others_errors_nor_the_news_of_the_end_are_causes(
+    logs: EngineLogs,
+) -> None:
+    class EngineDeadError(Exception):
+        """As vLLM's."""
+
+    error = ValueError("an optional package is missing")
+    logging.getLogger("vllm.config").warning("not compiled", exc_info=error)
+    assert logs.first_cause() is None
+    fail("the root")
+    logging.getLogger("vllm.engine").error("the handler failed", exc_info=EngineDeadError())
+    assert logs.last_cause() == Cause("ValueError", "the root")
+
+
+def test_half_a_line_of_a_killed_process_hides_no_other(logs: EngineLogs) -> None:
+    fail("the root")
+    with logs._causes.open("a") as file:
+        file.write('["ValueEr')
+    assert logs.last_cause() == Cause("ValueError", "the root")
+
+
+def test_the_folder_of_a_killed_replica_is_removed_and_no_other(
+    logs: EngineLogs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "mine.json"))
+    remove_inherited()
+    assert tmp_path.exists()
+    assert logs._folder.exists()
+    logs.prepare()
+    remove_inherited()
+    assert not logs._folder.exists()
 
 
 def test_warnings_of_vllm_go_to_the_file_only(

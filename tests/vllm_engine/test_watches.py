@@ -1,4 +1,4 @@
-"""A replica, EngineCore and a worker, as three processes that only sleep."""
+"""A replica, EngineCore and a worker, as three processes that only sleep; and a fake clock."""
 
 import os
 import signal
@@ -11,13 +11,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.vllm_engine.parent_watch import end_with_parent, watch
+from deployments.vllm_engine.watches import (
+    Activity,
+    Watch,
+    activity_below,
+    end_family,
+    end_with_parent,
+    watch,
+)
 
 REPLICA = """
 import multiprocessing, pathlib, sys
 
 if __name__ == "__main__":
-    from tests.vllm_engine.test_parent_watch import core
+    from tests.vllm_engine.test_watches import core
 
     engine = multiprocessing.get_context("spawn").Process(
         target=core, args=(pathlib.Path(sys.argv[1]), sys.argv[2] == "late")
@@ -148,3 +155,107 @@ def test_an_engine_in_the_replica_itself_is_not_watched() -> None:
     before = psutil.Process().num_threads()
     end_with_parent()
     assert psutil.Process().num_threads() == before
+
+
+def test_a_process_whose_descendants_can_not_be_read_ends_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def deny() -> None:
+        raise psutil.AccessDenied
+
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(psutil, "Process", deny)
+    monkeypatch.setattr(os, "kill", lambda *call: killed.append(call))
+    with pytest.raises(psutil.AccessDenied):
+        end_family()
+    assert killed == [(os.getpid(), signal.SIGKILL)]
+
+
+class Engine:
+    """An engine's processes, and the clock."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.activity = Activity(0.0, is_working=False)
+
+    def watch(self, *, on_cpu: bool) -> Watch:
+        return Watch(on_cpu=on_cpu, now_s=lambda: self.now_s, read_activity=lambda: self.activity)
+
+    def hangs_after(self, watch: Watch, most_s: int = 100) -> int | None:
+        """Return after how many seconds without progress an engine is taken to hang."""
+        for second in range(1, most_s + 1):
+            self.now_s += 1
+            if watch.is_hung():
+                return second
+        return None
+
+
+def test_on_a_gpu_the_bound_follows_the_longest_step_but_the_first() -> None:
+    engine = Engine()
+    watch = engine.watch(on_cpu=False)
+    assert engine.hangs_after(watch) == 60  # the first step compiles
+    watch.note_progress()
+    assert engine.hangs_after(watch) == 8
+    watch.note_begin()
+    engine.now_s += 1.5
+    watch.note_progress()
+    assert engine.hangs_after(watch) == 15
+    watch.note_begin()
+    engine.now_s += 7
+    watch.note_progress()
+    assert engine.hangs_after(watch) == 60
+
+
+def test_the_time_without_work_is_no_step() -> None:
+    engine = Engine()
+    watch = engine.watch(on_cpu=False)
+    watch.note_progress()
+    engine.now_s += 3600
+    watch.note_begin()
+    engine.now_s += 0.1
+    watch.note_progress()
+    assert engine.hangs_after(watch) == 8
+
+
+def test_on_a_cpu_an_engine_that_neither_computes_nor_waits_for_a_core_hangs() -> None:
+    engine = Engine()
+    assert engine.hangs_after(engine.watch(on_cpu=True)) == 8
+
+
+def test_on_a_cpu_an_engine_without_a_core_or_with_a_slow_disk_does_not_hang() -> None:
+    engine = Engine()
+    engine.activity = Activity(0.0, is_working=True)
+    watch = engine.watch(on_cpu=True)
+    assert engine.hangs_after(watch) is None
+    engine.activity = Activity(0.0, is_working=False)
+    assert engine.hangs_after(watch) is not None
+
+
+def test_on_a_cpu_an_engine_that_computes_does_not_hang() -> None:
+    engine = Engine()
+    watch = engine.watch(on_cpu=True)
+    for _ in range(100):
+        engine.now_s += 1
+        engine.activity = Activity(engine.activity.cpu_s + 0.5, is_working=False)
+        assert not watch.is_hung()
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_process_that_computes_works_until_it_is_stopped(stops: bool) -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        try:
+            wait(lambda: activity_below().cpu_s > 0)
+            if stops:
+                process.send_signal(signal.SIGSTOP)
+            wait(lambda: activity_below().is_working != stops)
+        finally:
+            process.kill()
+
+
+def test_a_process_that_sleeps_does_not_work() -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            wait(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING)
+            assert not activity_below().is_working
+        finally:
+            process.kill()

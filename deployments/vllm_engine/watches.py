@@ -1,0 +1,182 @@
+"""Two watches: EngineCore watches whether the replica lives, and the replica whether a step hangs.
+
+EngineCore and its workers are processes of their own. After a kill -9 of the replica, nothing tells
+them: they would go on computing, and hold the GPU's memory. So EngineCore ends when the replica's
+process has ended. A worker notices the end of EngineCore by itself only seconds later, so it is
+killed first.
+
+A signal at the parent's end (PR_SET_PDEATHSIG) is no way: the kernel sends it when the *thread*
+that started the process ends, which need not be the replica's main thread.
+
+vLLM itself knows of processes that have ended, but not of one that hangs, so `Watch` looks for
+progress. Needs no vLLM.
+"""
+
+import multiprocessing
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import psutil
+
+from deployments.vllm_engine.logs import remove_inherited
+
+HANG_S: Final = 8.0
+"""Seconds without a step, while sequences run, after which an engine may be taken to hang. With the
+time to notice it, streams move within ten."""
+
+MOST_S: Final = 60.0
+"""The bound on a GPU until the first step has ended, which compiles kernels, and the largest bound
+of later ones."""
+
+STEPS: Final = 10
+"""On a GPU, a step that takes this many times as long as the longest one so far hangs."""
+
+BUSY_PART: Final = 0.1
+"""On a CPU, a step may take longer than HANG_S. An engine that uses less than this part of a core
+meanwhile does not compute, unless it waits for a core or a disk."""
+
+WORKING: Final = (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
+"""States of a process that computes, waits for a core, or waits for a disk."""
+
+
+def end_with_parent() -> None:
+    """Start a thread that ends this process and its children once its parent has ended.
+
+    Does nothing in a process that multiprocessing did not start: there, the engine runs in the
+    replica itself.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None or parent.pid is None:
+        return
+    threading.Thread(
+        target=watch, args=(parent.pid, _end_all), daemon=True, name="parent-watch"
+    ).start()
+
+
+def _end_all() -> None:
+    """End this process and its descendants, and remove what the killed replica could not."""
+    try:
+        remove_inherited()
+    finally:
+        end_family()
+
+
+def watch(parent_pid: int, end: Callable[[], None]) -> None:
+    """Call `end` once the parent has ended; at once if it has ended already."""
+    try:
+        parent = os.pidfd_open(parent_pid)
+    except ProcessLookupError:
+        end()
+        return
+    # Another process may have got the pid of a parent that ended before: then this one has been
+    # given to another parent.
+    if os.getppid() == parent_pid:
+        poll = select.poll()
+        poll.register(parent, select.POLLIN)
+        poll.poll()
+    end()
+
+
+def end_family() -> None:
+    """Kill this process's descendants, then this process, even if one can't be killed."""
+    try:
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                child.kill()
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What the processes below this one do.
+
+    Attributes:
+        cpu_s: The CPU time that they have used.
+        is_working: Whether one runs, or waits for a core or a disk.
+    """
+
+    cpu_s: float
+    is_working: bool
+
+
+def activity_below() -> Activity:
+    """Return what the processes below this one do; those that end meanwhile do nothing."""
+    cpu_s, is_working = 0.0, False
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            cpu_s += times.user + times.system
+            is_working |= process.status() in WORKING
+    return Activity(cpu_s, is_working)
+
+
+class Watch:
+    """Tells whether an engine that has work can only hang."""
+
+    def __init__(
+        self,
+        *,
+        on_cpu: bool,
+        now_s: Callable[[], float] = time.monotonic,
+        read_activity: Callable[[], Activity] = activity_below,
+    ) -> None:
+        """Start to measure.
+
+        Args:
+            on_cpu: Whether the model runs on the CPU.
+            now_s: The clock.
+            read_activity: Tells what the engine's processes do.
+        """
+        self._on_cpu = on_cpu
+        self._now_s = now_s
+        self._read_activity = read_activity
+        self._num_steps = 0
+        self._longest_s = 0.0  # of all steps but the first
+        self._progress_s = now_s()
+        self._since: tuple[float, float] | None = None  # when, and the CPU time until then
+
+    def note_begin(self) -> None:
+        """Note that there was nothing to do until now."""
+        self._progress_s = self._now_s()
+        self._since = None
+
+    def note_progress(self) -> None:
+        """Note that a step has ended."""
+        if self._num_steps > 0:
+            self._longest_s = max(self._longest_s, self._now_s() - self._progress_s)
+        self._num_steps += 1
+        self.note_begin()
+
+    def is_hung(self) -> bool:
+        """Return whether nothing has happened for so long that nothing will."""
+        now_s = self._now_s()
+        if now_s - self._progress_s < 1:
+            return False
+        if not self._on_cpu:
+            return now_s - self._progress_s >= self._bound_s
+        if self._since is None:
+            self._since = (self._progress_s, self._read_activity().cpu_s)
+        since_s, used_s = self._since
+        if now_s - since_s < HANG_S:
+            return False
+        activity = self._read_activity()
+        is_idle = activity.cpu_s - used_s < BUSY_PART * (now_s - since_s)
+        if activity.is_working or not is_idle:
+            self._since = (now_s, activity.cpu_s)
+            return False
+        return True
+
+    @property
+    def _bound_s(self) -> float:
+        """The seconds without a step after which a GPU's engine can only hang."""
+        if self._num_steps == 0:
+            return MOST_S
+        return min(MOST_S, max(HANG_S, STEPS * self._longest_s))
