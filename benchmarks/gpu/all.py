@@ -13,10 +13,12 @@ ended keeps the rows that it had. What was measured is on disk as soon as a row 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +107,12 @@ def run_part(name: str, device: str, out: Path, limit_s: float) -> Outcome:
     started, trouble = time.monotonic(), None
     with (out / f"{name}.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
-            command, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+            command,
+            stdout=log,
+            stderr=log,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
         )
         try:
             if process.wait(limit_s):
@@ -113,10 +120,19 @@ def run_part(name: str, device: str, out: Path, limit_s: float) -> Outcome:
         except subprocess.TimeoutExpired:
             trouble = f"ended after {limit_s:.0f} s"
         finally:
-            process.kill()
+            # What the part has started goes with it: it would hold the GPU's memory.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    lines = rows_file.read_text(encoding="utf-8").splitlines() if rows_file.exists() else []
-    return Outcome(name, time.monotonic() - started, tuple(map(json.loads, lines)), trouble)
+    return Outcome(name, time.monotonic() - started, _rows(rows_file), trouble)
+
+
+def _rows(file: Path) -> tuple[dict[str, Any], ...]:
+    """Return a part's rows, without one that its end has cut."""
+    if not file.exists():
+        return ()
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    return tuple(json.loads(line) for line in lines if line.endswith("\n"))
 
 
 def _write(out: Path, outcomes: Sequence[Outcome]) -> None:
