@@ -19,7 +19,8 @@ class FakeVarlen:
 
     As in torch, sequence i has `seqused_k[i]` keys from `cum_seq_k[i]` on, its queries are the last
     of them, and the host never reads a tensor's contents. Keys that a query does not see have no
-    effect, NaN or not; a key outside of the memory makes the query's result NaN.
+    effect, NaN or not. The result of a query is NaN if a key is outside of the memory, or if there
+    are `max_q` queries of its sequence before it: torch's kernels do not reach it.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class FakeVarlen:
         places = torch.arange(num_queries, device=query.device, dtype=torch.int32)
         of = torch.bucketize(places, cum_seq_q[1:-1], right=True)
         within = torch.arange(max_k, device=query.device)
+        is_unreached = places - cum_seq_q.index_select(0, of) >= max_q
         own = (seqused_k - cum_seq_q[1:]).index_select(0, of) + places
         # A longer or wider sequence than the host says is cut off.
         is_seen = within < seqused_k.clamp(max=max_k).index_select(0, of)[:, None]
@@ -81,7 +83,7 @@ class FakeVarlen:
         scores = torch.einsum("mhd,mkhd->mhk", query, keys) * factor
         weights = scores.masked_fill(~is_seen[:, None], -torch.inf).softmax(-1)
         output = torch.einsum("mhk,mkhd->mhd", weights, values)
-        return output.masked_fill(is_outside[:, None, None], torch.nan)
+        return output.masked_fill((is_outside | is_unreached)[:, None, None], torch.nan)
 
     def _check(
         self,

@@ -186,8 +186,13 @@ def one_too_long(arguments: list[Any], options: dict[str, Any]) -> None:
     options["seqused_k"] = options["seqused_k"] + 1
 
 
+def one_query_too_few(arguments: list[Any], options: dict[str, Any]) -> None:
+    arguments[5] = max(1, arguments[5] - 1)
+
+
 @pytest.mark.parametrize(
-    "mutate", [sorting, top_left, without_causality, without_a_window, one_too_long]
+    "mutate",
+    [sorting, top_left, without_causality, without_a_window, one_too_long, one_query_too_few],
 )
 def test_reads_that_give_other_results_are_not_used(
     monkeypatch: pytest.MonkeyPatch, mutate: Callable[[list[Any], dict[str, Any]], None]
