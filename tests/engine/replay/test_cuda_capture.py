@@ -152,14 +152,10 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return FakeCuda(monkeypatch)
 
 
-def raising(error: Exception) -> Any:
-    return failing(error)
-
-
 def test_an_invalidated_capture_does_not_stay_in_the_allocators_books(cuda: FakeCuda) -> None:
     capturer = CudaCapturer(GPU)
     with pytest.raises(torch.AcceleratorError, match="previous error"):
-        capturer.capture(raising(torch.AcceleratorError("CUDA error: operation not permitted")))
+        capturer.capture(failing(torch.AcceleratorError("CUDA error: operation not permitted")))
     assert cuda.underway == []
     assert set(cuda.num_users.values()) == {0}
     assert cuda.generator_state == "new"
@@ -172,13 +168,13 @@ def test_a_capture_that_torch_has_ended_is_not_ended_twice(cuda: FakeCuda) -> No
     capturer = CudaCapturer(GPU)
     capturer.capture(lambda: torch.zeros(1))
     with pytest.raises(torch.OutOfMemoryError):
-        capturer.capture(raising(torch.OutOfMemoryError("no room")))
+        capturer.capture(failing(torch.OutOfMemoryError("no room")))
     assert cuda.num_users == {0: 1}  # the first graph's
 
 
 def test_after_a_failed_warm_up_the_stream_waits_for_what_was_launched(cuda: FakeCuda) -> None:
     with pytest.raises(torch.OutOfMemoryError):
-        CudaCapturer(GPU).warm_up(raising(torch.OutOfMemoryError("no room")))
+        CudaCapturer(GPU).warm_up(failing(torch.OutOfMemoryError("no room")))
     assert cuda.events == ["side waits for main", "enter side", "leave side", "main waits for side"]
 
 
