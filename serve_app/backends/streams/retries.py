@@ -194,7 +194,7 @@ class Retries:
             NoReplicaError: None runs, none will, and none was lost.
             ReplicaUnavailableError: No replica took over in time.
             ModelChangedError: The same, and only other versions of the model run.
-            RaystreamError: The request was refused, is taken for the cause of the retries, or has
+            RaystreamError: The request was refused, is taken for the cause of the losses, or has
                 moved too often.
         """
         waits = self._waits_first
