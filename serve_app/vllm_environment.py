@@ -45,6 +45,9 @@ VARIABLES: Final[Mapping[str, str]] = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     # vLLM would bind its threads to cores by itself, and two replicas to the same ones.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # CUDA would number the fastest GPU first; Ray, and the replica that reads their memory by NVML,
+    # number them by their place on the bus.
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
 }
 """How vLLM runs in every replica. Source: vllm.envs"""
 

@@ -49,6 +49,8 @@ class WatchedGpus:
     def assigned(cls, nvml: Any = pynvml) -> "WatchedGpus":
         """Return the GPUs that CUDA_VISIBLE_DEVICES names, by number or by id; all without it.
 
+        Numbers are NVML's, which CUDA below has too: CUDA_DEVICE_ORDER is PCI_BUS_ID there.
+
         Raises:
             ValueError: There is none, or NVIDIA's driver does not answer.
         """
@@ -102,12 +104,16 @@ class WatchedGpus:
 
     def bytes_of(self, process_ids: set[int]) -> int | None:
         """Return what some processes take of the GPUs; None if the driver does not say."""
-        used: list[int | None] = [
-            process.usedGpuMemory
-            for handle in self.handles
-            for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            if process.pid in process_ids
-        ]
+        try:
+            running = [
+                process
+                for handle in self.handles
+                for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            ]
+        except Exception as error:  # noqa: BLE001 - any of the driver's errors costs one figure
+            logger.debug("NVML does not tell the processes on the GPUs: %s", error)
+            return None
+        used = [each.usedGpuMemory for each in running if each.pid in process_ids]
         known = [each for each in used if each is not None]
         # In a container the driver may tell the host's process ids.
         return sum(known) if known and len(known) == len(used) else None

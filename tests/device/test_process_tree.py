@@ -5,10 +5,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import psutil
+import pynvml
 import pytest
 
 from deployments.device.device import CpuDevice
 from deployments.device.process_tree import TreeMemory, WatchedGpus
+from tests.failing import failing
 
 GROWN_BYTES = 64 * 2**20
 
@@ -84,6 +86,17 @@ def test_gpus_are_those_that_ray_has_assigned(monkeypatch: pytest.MonkeyPatch) -
     assert (gpus.name, gpus.total_bytes, gpus.used_bytes()) == ("2 x a GPU", 200, 30)
     use = TreeMemory(gpus)()
     assert (use.process_bytes, use.device_used_bytes, use.device_total_bytes) == (7, 30, 200)
+
+
+def test_a_driver_that_tells_no_processes_costs_one_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    error = pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+    monkeypatch.setattr(FakeNvml, "nvmlDeviceGetComputeRunningProcesses", failing(error))
+    use = TreeMemory(WatchedGpus.assigned(FakeNvml()))()
+    assert (use.process_bytes, use.peak_bytes) == (None, None)
+    assert (use.device_used_bytes, use.device_total_bytes) == (20, 100)
 
 
 def test_a_process_without_gpus_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,7 @@ def test_replicas_run_with_that_environments_interpreter_and_one_process_for_the
     assert variables["OMP_NUM_THREADS"] == "3"
     assert variables["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert variables["VLLM_PLUGINS"] == ""
+    assert variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert "VLLM_BATCH_INVARIANT" not in variables
 
 
