@@ -43,6 +43,10 @@ VIEWS = frozenset(
     | {"split", "split_with_sizes", "t", "transpose", "unbind", "unsqueeze", "view"}
 )
 ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
+HOST_READS = frozenset({"_local_scalar_dense", "is_nonzero", "item"})
+HOST_VALUES = frozenset({"detach_", "lift_fresh"})
+"""What `torch.tensor` ends with; it makes the numbers on the host."""
+COPIES = frozenset({"_to_copy", "copy_", "to"})
 
 FLASH_LAUNCHES = 5
 """Launches of flash attention with one query a row: copies of the queries and of the output, parts,
@@ -67,7 +71,12 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leav
         name = func.overloadpacket.__name__
         if name not in VIEWS | ALLOCATIONS:
             self.counts[name] += 1
-        return func(*args, **(kwargs or {}))
+        assert name not in HOST_READS | HOST_VALUES, name
+        given = func(*args, **(kwargs or {}))
+        if name in COPIES:
+            tensors = [each for each in (*args, given) if isinstance(each, torch.Tensor)]
+            assert len({each.device for each in tensors}) == 1, f"{name} between devices"
+        return given
 
 
 class Fused:
@@ -257,3 +266,43 @@ def test_what_flash_attention_would_refuse_or_misread_raises(
     monkeypatch.setattr(ExtentReads, "of_rows", lambda *numbers: break_it(right(*numbers)))
     with pytest.raises(AssertionError):
         steps.launches(steps.captured())
+
+
+def read_by_the_host(reads: ExtentReads) -> None:
+    reads.lengths[0].item()
+
+
+def made_on_the_host(reads: ExtentReads) -> None:
+    torch.tensor([1, 2], device=META)
+
+
+def copied_to_the_device(reads: ExtentReads) -> None:
+    torch.zeros(2).to(META)
+
+
+def copied_into_a_tensor(reads: ExtentReads) -> None:
+    reads.lengths.copy_(torch.zeros(4, dtype=torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("wait", "name"),
+    [
+        (read_by_the_host, "item"),
+        (made_on_the_host, "detach_"),
+        (copied_to_the_device, "to between devices"),
+        (copied_into_a_tensor, "copy_ between devices"),
+    ],
+)
+def test_a_step_that_waits_for_the_host_raises(
+    wait: Callable[[ExtentReads], None], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(qwen2(2), monkeypatch)
+    step, right = steps.captured(), ExtentReads.attend
+
+    def attend(reads: ExtentReads, *arguments: Any) -> torch.Tensor:
+        wait(reads)
+        return right(reads, *arguments)
+
+    monkeypatch.setattr(ExtentReads, "attend", attend)
+    with pytest.raises(AssertionError, match=f"^{name}"):
+        steps.launches(step)
