@@ -44,6 +44,9 @@ __all__ = (
 
 logger = logging.getLogger(__name__)
 
+FUSED_ON_GPU = (torch.bfloat16, torch.float32)
+"""The types whose roundings the GPU's fused operators reproduce."""
+
 
 def has_kernels(device: torch.device) -> bool:
     """Return whether a device runs these kernels."""
@@ -78,6 +81,10 @@ def fuse_on_gpu(
         dtype: The model's.
         device: The model's.
     """
+    if dtype not in FUSED_ON_GPU:
+        # Before Triton compiles anything.
+        logger.info("operators are not fused: %s has no fused ones", dtype)
+        return None
     try:
         from deployments.compute.gpu.ops import OPERATORS, find_difference
 

@@ -149,7 +149,7 @@ def find_difference(dtype: torch.dtype, device: torch.device) -> str | None:
     A compiler that drops roundings would change a model's answers, though each result is near.
 
     Args:
-        dtype: bfloat16; in float32 nothing is rounded between operators.
+        dtype: bfloat16 or float32, in which nothing is rounded between operators.
         device: The model's device.
     """
     generator = torch.Generator().manual_seed(0)
