@@ -143,7 +143,7 @@ def decode(machine: Machine) -> Iterator[Row]:
 
 
 def gemma(machine: Machine) -> Iterator[Row]:
-    """Yield decode and mixed steps of Gemma 3 12B."""
+    """Yield decode steps of Gemma 3 12B's text model."""
     yield from _decode(machine, GEMMA3_12B, (1, 32))
 
 
