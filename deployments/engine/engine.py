@@ -100,13 +100,18 @@ class Engine:
         )
         disable_cudnn_attention(model.device)
         capturer = open_capturer(model.device) if limits.cuda_graphs else None
+        self._budget = TokenBudget(max(limits.max_batched_tokens, limits.max_num_seqs))
         self._runner = ModelRunner(
-            model, self._kv, limits.max_num_seqs, has_kernels=on_kernels, capturer=capturer
+            model,
+            self._kv,
+            limits.max_num_seqs,
+            max_batched_tokens=self._budget.max_tokens,
+            has_kernels=on_kernels,
+            capturer=capturer,
         )
         self._recovery = StepRecovery(
             self._runner.run, model.device, self._kv.full_context_length, self._runner.drop_captured
         )
-        self._budget = TokenBudget(max(limits.max_batched_tokens, limits.max_num_seqs))
         self._scheduler = Scheduler(
             self.layout,
             max_num_seqs=limits.max_num_seqs,

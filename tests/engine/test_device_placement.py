@@ -87,7 +87,7 @@ class Placed:
         self.kv = KVCache(
             shape, layout, max_model_len=400, device=META, reads_by_length=reads_by_length
         )
-        self.runner = ModelRunner(model, self.kv, 4, has_kernels=False)
+        self.runner = ModelRunner(model, self.kv, 4, max_batched_tokens=64, has_kernels=False)
         self.rows = []
         for block, num_tokens in ((0, 9), (3, 300)):
             decoding = sequence(str(block), num_tokens)
@@ -141,6 +141,7 @@ def test_a_captured_step_stays_on_the_device(
         placed.kv,
         capturer,
         max_num_seqs=4,
+        max_batched_tokens=64,
         max_graphs=4,
     )
     tokens = [row.sequence.token_ids[-1] for row in placed.rows]

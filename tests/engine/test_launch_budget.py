@@ -165,7 +165,7 @@ class Steps:
         return CudaStaticDecodeStep.of(self.kv, DecodeBucket(4, 400), lengths, starts)
 
     def captured_mixed(self) -> PackedStep:
-        return MixedSteps(self.kv, 4).static_step(MixedSize(64))
+        return MixedSteps(self.kv, 4, 64).static_step(MixedSize(64))
 
     def mixed(self, num_decode: int, *lengths: int) -> PackedStep:
         chunks, row = list[ChunkRows](), num_decode

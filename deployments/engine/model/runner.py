@@ -73,6 +73,7 @@ class ModelRunner:
         kv: KVCache,
         max_num_seqs: int,
         *,
+        max_batched_tokens: int,
         has_kernels: bool,
         capturer: GraphCapturer | None = None,
     ) -> None:
@@ -82,6 +83,7 @@ class ModelRunner:
             model: The model.
             kv: The KV cache.
             max_num_seqs: The most decode rows of a step.
+            max_batched_tokens: The most tokens of a step.
             has_kernels: Whether the device runs our kernels.
             capturer: Captures decode steps as graphs; None if that is impossible.
         """
@@ -94,16 +96,17 @@ class ModelRunner:
         # A single row may be padded to two.
         self._least_rows = 2 if self._pads_single_rows else 1
         self._most_rows = max(self._least_rows, max_num_seqs)
-        self._graphs = None if capturer is None else self._open_graphs(capturer)
+        self._graphs = None if capturer is None else self._open_graphs(capturer, max_batched_tokens)
         self._replay: DecodeReplay | None = self._graphs
         self.visited_layers: set[int] = set()
 
-    def _open_graphs(self, capturer: GraphCapturer) -> CudaDecodeReplay:
+    def _open_graphs(self, capturer: GraphCapturer, max_batched_tokens: int) -> CudaDecodeReplay:
         return CudaDecodeReplay(
             self._compute,
             self._kv,
             capturer,
             max_num_seqs=self._most_rows,
+            max_batched_tokens=max_batched_tokens,
             max_graphs=MAX_GRAPHS,
         )
 

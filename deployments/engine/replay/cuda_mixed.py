@@ -6,8 +6,9 @@ padded to a multiple of `TOKEN_STEP` tokens, and each size is a graph. Decode ro
 with one query: all attend in one call. A sequence without queries is padding, and so are rows of no
 sequence, which store into the spare token.
 
-A step takes a graph only if it fits: not more than `MAX_TOKENS` tokens and `MAX_SEQS` sequences, no
-prompt that is scored, and no chunk that outgrows its window.
+A step takes a graph only if it fits: not more than `MAX_TOKENS` tokens, `MAX_SEQS` sequences and as
+many rows that are due, no chunk that outgrows its window, and no decode row that reads more than
+`MAX_DECODE_READ` tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,12 @@ MAX_TOKENS, TOKEN_STEP = 512, 64
 MAX_SEQS = 64
 """The most sequences of a captured step. Flash attention starts a block for each, and for a step of
 `MAX_TOKENS` tokens that are few; more decode rows amortise the launches of a plain step."""
+
+MAX_DECODE_READ = 4096
+"""The most tokens that a decode row of a captured step reads in a layer. Flash attention splits a
+long read among the GPU's processors only if all sequences of its call have one query. Here one
+block for each head reads a decode row alone, and a long read would outlast the launches saved.
+Chosen by reading, not by measuring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,29 +118,40 @@ class MixedSize:
     num_tokens: int
 
 
-MIXED_SIZES = tuple(MixedSize(size) for size in range(MAX_TOKENS, 0, -TOKEN_STEP))
-"""All sizes, the largest first."""
-
-
 class MixedSteps:
     """The static inputs of small mixed steps."""
 
-    def __init__(self, kv: KVCache, max_num_seqs: int) -> None:
-        """Allocate the inputs."""
+    def __init__(self, kv: KVCache, max_num_seqs: int, max_batched_tokens: int) -> None:
+        """Allocate the inputs.
+
+        Args:
+            kv: The KV cache.
+            max_num_seqs: The most sequences of a step.
+            max_batched_tokens: The most tokens of a step.
+        """
         self._kv = kv
         self._num_seqs = min(MAX_SEQS, max_num_seqs)
-        num_values = sum(MixedInputs.sizes(MAX_TOKENS, self._num_seqs, kv.num_groups))
+        self._num_tokens = min(MAX_TOKENS, _padded_tokens(max_batched_tokens))
+        num_values = sum(MixedInputs.sizes(self._num_tokens, self._num_seqs, kv.num_groups))
         self._memory = torch.zeros(num_values, dtype=torch.int64, device=kv.device)
+
+    @property
+    def sizes(self) -> list[MixedSize]:
+        """All sizes, the largest first."""
+        return [MixedSize(size) for size in range(self._num_tokens, 0, -TOKEN_STEP)]
 
     def cover(self, step: PackedStep, num_due: int) -> MixedSize | None:
         """Return the size that a step takes; None if it fits none."""
         num_tokens = step.num_decode + sum(chunk.end - chunk.start for chunk in step.chunks)
         num_seqs = step.num_decode + len(step.chunks)
-        if num_tokens > MAX_TOKENS or max(num_seqs, num_due) > self._num_seqs:
+        if num_tokens > self._num_tokens or max(num_seqs, num_due) > self._num_seqs:
             return None
         if any(chunk.end > self._kv.full_context_length for chunk in step.chunks):
             return None
-        return MixedSize(-(-num_tokens // TOKEN_STEP) * TOKEN_STEP)
+        longest = min(max(step.decode_positions, default=-1) + 1, max(self._kv.capacities))
+        if longest > MAX_DECODE_READ:
+            return None
+        return MixedSize(_padded_tokens(num_tokens))
 
     def static_step(self, size: MixedSize) -> "StaticMixedStep":
         """Return the step of a size that reads the static inputs."""
@@ -169,6 +187,10 @@ class MixedSteps:
             values += _padded(list(_lengths(step, capacity)), num_seqs)
         host = host_tensor(values, self._memory.device, torch.int64)
         self._memory[: len(values)].copy_(host, non_blocking=True)
+
+
+def _padded_tokens(num_tokens: int) -> int:
+    return -(-num_tokens // TOKEN_STEP) * TOKEN_STEP
 
 
 def _starts(step: PackedStep, group: int) -> Iterator[int]:

@@ -8,12 +8,13 @@ from pinned memory fills.
 If rows read their extents by length, all sizes are captured at the start, the largest first, whose
 memory serves the others; so are small steps with prompts (`cuda_mixed`). With masks there are too
 many sizes, so each is captured when it first occurs: that step runs plainly and is then captured.
-So is a decode step after `drop`.
+So is every step after `drop`.
 
 If a capture fails, all steps run plainly from then on. But if a capture only lacked memory or time,
-existing captures stay in use, and a step of another size takes the next larger one. If the step
-itself fails, it raises as a plain step would, and may be run again in parts: its rows write the
-same keys and values to the same places.
+existing captures stay in use, and a decode step of another size takes the next larger one. If the
+step itself fails, it raises as a plain step would, and may be run again in parts: its rows write
+the same keys and values to the same places. At the start no rows wait for it, so there it counts as
+a failed capture, unless the device is lost.
 """
 
 import logging
@@ -24,12 +25,12 @@ from functools import partial
 
 import torch
 
-from deployments.compute.device_errors import is_out_of_memory, release_cache
+from deployments.compute.device_errors import is_fatal, is_out_of_memory, release_cache
 from deployments.compute.host_to_device import host_tensor
 from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import PackedStep
 from deployments.engine.replay.cuda_capture import Graph, GraphCapturer
-from deployments.engine.replay.cuda_mixed import MIXED_SIZES, MixedSize, MixedSteps
+from deployments.engine.replay.cuda_mixed import MixedSize, MixedSteps
 from deployments.engine.replay.static_decode import CudaStaticDecodeStep
 from deployments.plan.graph_sizes import DecodeBucket, DecodeBuckets
 
@@ -42,8 +43,8 @@ int64, and the packed step; returns [k, vocab], in the model's dtype."""
 Size = DecodeBucket | MixedSize
 
 MAX_CAPTURE_S = 60.0
-"""No capture begins at the start after this many seconds. 35 graphs of a model with 28 layers take
-about a tenth of that."""
+"""No capture begins at the start after this many seconds. On an H100, 35 graphs of a model with 28
+layers took 1.9 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ class CaptureReport:
         num_graphs: The graphs.
         num_sizes: The sizes of steps; larger if some have no graph.
         seconds: The time.
-        num_bytes: Memory of the device, the graphs' common pool included.
+        num_bytes: Memory of the device, with the graphs' common pool and with what libraries keep
+            after their first run on the captures' stream.
     """
 
     num_graphs: int
@@ -81,6 +83,7 @@ class CudaDecodeReplay:
         capturer: GraphCapturer,
         *,
         max_num_seqs: int,
+        max_batched_tokens: int,
         max_graphs: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -90,7 +93,8 @@ class CudaDecodeReplay:
             run_model: Runs the model.
             kv: The KV cache that the model attends over.
             capturer: Captures the steps.
-            max_num_seqs: The most rows of a step.
+            max_num_seqs: The most rows of a step of decode rows.
+            max_batched_tokens: The most tokens of a step.
             max_graphs: Most graphs that are kept with masks; the least recently used one is
                 dropped.
             clock: Returns the time, in seconds.
@@ -101,8 +105,8 @@ class CudaDecodeReplay:
         self._sizes: list[Size] = []
         self._mixed: MixedSteps | None = None
         if kv.reads_by_length:
-            self._sizes = [*self._buckets.with_length(1), *MIXED_SIZES]
-            self._mixed = MixedSteps(kv, max_num_seqs)
+            self._mixed = MixedSteps(kv, max_num_seqs, max_batched_tokens)
+            self._sizes = [*self._buckets.with_length(1), *self._mixed.sizes]
         self._max_graphs = len(self._sizes) or max_graphs
         self._clock = clock
         self._is_full = False  # there was no memory, or no time, for another graph
@@ -127,7 +131,7 @@ class CudaDecodeReplay:
         """Capture all sizes if rows read by length; see `report`."""
         if not self._kv.reads_by_length:
             return
-        started, num_bytes = self._clock(), 0
+        started, free_bytes, num_bytes = self._clock(), 0, 0
         for size in self._sizes:
             if self._capturer is None or self._is_full:
                 break
@@ -140,7 +144,20 @@ class CudaDecodeReplay:
                 self._mixed.fill(size, PackedStep(self._kv, (), (), ()))
             else:
                 self._fill(size)
-            num_bytes += self._run_and_capture(size, self._capturer)[1]
+            try:
+                free_bytes = free_bytes or self._capturer.free_bytes
+                self._run_and_capture(size, self._capturer)
+                if self._capturer is not None:
+                    num_bytes = free_bytes - self._capturer.free_bytes
+                continue
+            except Exception as error:  # without graphs, the engine still answers
+                if is_fatal(error):
+                    raise
+                is_short = is_out_of_memory(error)
+                logger.warning("%s could not be run at the start", size, exc_info=True)
+            # Outside the except block, since the traceback held the step's tensors.
+            self._limit_captures(size, is_short=is_short)
+            release_cache(self._kv.device)
         seconds = self._clock() - started
         self.report = CaptureReport(len(self._graphs), len(self._sizes), seconds, num_bytes)
         logger.info("%s", self.report)
@@ -166,7 +183,7 @@ class CudaDecodeReplay:
         # Removed first, so that a graph whose replay raises is dropped.
         graph = self._graphs.pop(bucket, None)
         if graph is None:
-            logits, _ = self._run_and_capture(bucket, self._capturer)
+            logits = self._run_and_capture(bucket, self._capturer)
         else:
             graph.replay()
             self._graphs[bucket] = graph
@@ -196,13 +213,18 @@ class CudaDecodeReplay:
         if self._mixed is None or size is None:
             return None
         graph = self._graphs.pop(size, None)
-        if graph is None:
+        if graph is None and (self._capturer is None or self._is_full):
             return None
         self._mixed.fill(size, step, token_ids, positions, due)
-        graph.replay()
-        self._graphs[size] = graph
-        assert self._logits is not None
-        return self._logits[: len(due)].to(torch.float32, copy=True)
+        if graph is None:
+            assert self._capturer is not None
+            logits = self._run_and_capture(size, self._capturer)
+        else:
+            graph.replay()
+            self._graphs[size] = graph
+            assert self._logits is not None
+            logits = self._logits
+        return logits[: len(due)].to(torch.float32, copy=True)
 
     def _find(self, num_rows: int, length: int) -> DecodeBucket | None:
         """Return the size that a step takes: its own, or a larger one if no more are captured."""
@@ -251,21 +273,20 @@ class CudaDecodeReplay:
         due = self._due[: bucket.num_rows]
         return self._run_model(token_ids[None], step.positions[None], due, step)
 
-    def _run_and_capture(self, bucket: Size, capturer: GraphCapturer) -> tuple[torch.Tensor, int]:
-        """Run a step of this size, and capture it for the next; also return the bytes it took."""
+    def _run_and_capture(self, bucket: Size, capturer: GraphCapturer) -> torch.Tensor:
+        """Run a step of this size, and capture it for the next; return the logits, all rows'."""
         logits = capturer.warm_up(partial(self._compute, bucket))
-        free_bytes = capturer.free_bytes
         try:
             self._graphs[bucket] = self._capture(bucket, capturer, like=logits)
         except Exception as error:  # any failure of a capture leaves plain steps usable
             is_short = is_out_of_memory(error)
             logger.warning("%s could not be captured", bucket, exc_info=True)
         else:
-            return logits, free_bytes - capturer.free_bytes
+            return logits
         # Outside the except block, since the traceback held the failed capture's tensors.
         self._limit_captures(bucket, is_short=is_short)
         release_cache(self._kv.device)
-        return logits, 0
+        return logits
 
     def _limit_captures(self, failed: Size, *, is_short: bool) -> None:
         """Decide, after a failed capture, what is captured from now on."""

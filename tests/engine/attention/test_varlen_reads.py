@@ -8,21 +8,29 @@ import pytest
 import torch
 from transformers import PreTrainedConfig
 
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine import engine as engine_module
 from deployments.engine.attention import varlen_reads
 from deployments.engine.attention.kv_cache import KVShape
+from deployments.engine.attention.packed_step import PackedStep
+from deployments.engine.attention.step_reads import ChunkRows
 from deployments.engine.attention.varlen_reads import (
     ExtentReads,
     compare_with_masks,
     describe_reads,
     find_obstacle,
 )
-from deployments.engine.replay import cuda_replay
+from deployments.engine.model.runner import ModelRunner
+from deployments.engine.replay import cuda_mixed, cuda_replay
+from deployments.engine.replay.cuda_mixed import MAX_TOKENS, MixedSteps
+from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, StepPlan
+from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
 from tests.engine.fake_graphs import FakeCapturer
 from tests.engine.fake_varlen import FakeVarlen
 from tests.engine.layouts import for_each_captured_layout
 from tests.engine.replay.test_cuda_replay import Decoding, MakeModel, answers, capturer, prompts
 from tests.engine.tiny_models import MODELS, gemma2, gemma3_text, generate, load, make_engine, qwen2
+from tests.failing import failing
 
 pytestmark = pytest.mark.slow
 
@@ -89,6 +97,83 @@ def test_a_failed_capture_of_a_mixed_step_leaves_the_others(
     assert "no more sizes of steps are captured than these 3" in caplog.text
     decoding.logits(0, 1)
     assert decoding.capturer.num_replays == 1
+
+
+def mixed_logits(decoding: Decoding, runner: ModelRunner) -> torch.Tensor:
+    """Run a decode row and a prompt of 5 tokens."""
+    request = SequenceRequest("new", (60, 61, 62, 63, 64), SamplingParams())
+    new = Sequence(request, max_model_len=600, eos_token_ids=frozenset())
+    row = DecodeRow(decoding.sequences[0], decoding.starts[0])
+    result = runner.run(StepPlan((row,), (PrefillChunk(new, decoding.starts[1], 0, 5),)))
+    assert result is not None
+    return result.logits
+
+
+def test_dropped_steps_with_chunks_are_captured_again(varlen: FakeVarlen) -> None:
+    decoding = Decoding(qwen2, 1, reads_by_length=True, max_batched_tokens=64)
+    expected = mixed_logits(decoding, decoding.plain)
+    decoding.runner.trace()
+    decoding.runner.drop_captured()
+    for _ in range(2):
+        found = mixed_logits(decoding, decoding.runner)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert decoding.runner.num_captured == 1
+    assert decoding.capturer.graphs[-1].num_replays == 1
+
+
+@pytest.mark.parametrize("num_before", [0, 2])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("no such kernel")]
+)
+def test_a_step_that_fails_at_the_start_leaves_an_engine_that_answers(
+    error: Exception, num_before: int, monkeypatch: pytest.MonkeyPatch, varlen: FakeVarlen
+) -> None:
+    decoding = Decoding(qwen2, 2, reads_by_length=True)
+    expected = decoding.plain_logits(0, 1)
+    warm_up = decoding.capturer.warm_up
+
+    def fail(run: Callable[[], torch.Tensor]) -> torch.Tensor:
+        if len(decoding.capturer.graphs) == num_before:
+            raise error
+        return warm_up(run)
+
+    monkeypatch.setattr(decoding.capturer, "warm_up", fail)
+    decoding.runner.trace()
+    is_short = isinstance(error, torch.OutOfMemoryError)
+    assert decoding.runner.num_captured == (num_before if is_short else 0)
+    torch.testing.assert_close(decoding.logits(0, 1), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_lost_device_stops_the_start(monkeypatch: pytest.MonkeyPatch, varlen: FakeVarlen) -> None:
+    decoding = Decoding(qwen2, 1, reads_by_length=True)
+    monkeypatch.setattr(cuda_replay, "is_fatal", lambda error: True)
+    monkeypatch.setattr(decoding.capturer, "warm_up", failing(RuntimeError("illegal access")))
+    with pytest.raises(RuntimeError, match="illegal access"):
+        decoding.runner.trace()
+
+
+def test_steps_with_chunks_have_no_size_beyond_the_most_tokens_of_a_step(
+    varlen: FakeVarlen,
+) -> None:
+    kv = Decoding(qwen2, 0, reads_by_length=True).kv
+    sizes = [size.num_tokens for size in MixedSteps(kv, 4, 100).sizes]
+    assert sizes == [128, 64]
+    assert max(size.num_tokens for size in MixedSteps(kv, 4, 8192).sizes) == MAX_TOKENS
+
+
+def test_a_long_decode_row_attends_in_a_call_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, varlen: FakeVarlen
+) -> None:
+    decoding = Decoding(qwen2, 0, reads_by_length=True)
+    monkeypatch.setattr(cuda_mixed, "MAX_DECODE_READ", 20)
+    mixed, (first, second, *_) = MixedSteps(decoding.kv, 4, 64), decoding.starts
+
+    def covered(position: int) -> bool:
+        chunks = (ChunkRows(1, second, 0, 5),)
+        return mixed.cover(PackedStep(decoding.kv, (first,), (position,), chunks), 2) is not None
+
+    assert covered(19)
+    assert not covered(20)
 
 
 @pytest.mark.parametrize("make_model", [qwen2, gemma3_text])

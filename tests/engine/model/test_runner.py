@@ -30,7 +30,7 @@ def runner(loaded: LoadedModel) -> tuple[ModelRunner, list[Starts]]:
     """Return a runner, and extents for three sequences."""
     shape = KVShape.of(loaded.text_config, torch.float32)
     kv, starts = make_cache(shape, [30] * 3, max_model_len=64, block_size=4)
-    return ModelRunner(loaded.model, kv, 3, has_kernels=True), starts
+    return ModelRunner(loaded.model, kv, 3, max_batched_tokens=64, has_kernels=True), starts
 
 
 def sequence(*token_ids: int, num_computed: int = 0, num_images: int = 0) -> Sequence:

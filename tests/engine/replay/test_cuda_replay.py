@@ -112,7 +112,12 @@ class Decoding:
     """Prefilled sequences of a runner that captures."""
 
     def __init__(
-        self, make_model: MakeModel, num_seqs: int, *, reads_by_length: bool = False
+        self,
+        make_model: MakeModel,
+        num_seqs: int,
+        *,
+        reads_by_length: bool = False,
+        max_batched_tokens: int = 512,
     ) -> None:
         loaded = load(make_model)
         self.capturer = FakeCapturer()
@@ -121,9 +126,16 @@ class Decoding:
             shape, [300] * 4, max_model_len=600, block_size=16, reads_by_length=reads_by_length
         )
         self.runner = ModelRunner(
-            loaded.model, self.kv, 4, has_kernels=False, capturer=self.capturer
+            loaded.model,
+            self.kv,
+            4,
+            max_batched_tokens=max_batched_tokens,
+            has_kernels=False,
+            capturer=self.capturer,
         )
-        self.plain = ModelRunner(loaded.model, self.kv, 4, has_kernels=False)
+        self.plain = ModelRunner(
+            loaded.model, self.kv, 4, max_batched_tokens=max_batched_tokens, has_kernels=False
+        )
         self.sequences = [self._prefill(i) for i in range(num_seqs)]
 
     def _prefill(self, number: int, num_tokens: int = 5) -> Sequence:
