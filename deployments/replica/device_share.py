@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from deployments.compute.device_errors import is_out_of_memory
 from deployments.compute.host_memory import keep_freed_memory
-from deployments.compute.hub_files import download_files, weights_of
+from deployments.compute.hub_files import download_files
 from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.model_spec import ModelSpec, number
 from deployments.contract.telemetry.start_progress import StartPhase, StartProgress
@@ -24,6 +24,7 @@ from deployments.device.device import (
     num_cores,
 )
 from deployments.plan import cgroup
+from deployments.plan.checkpoint import weights_of
 from deployments.plan.memory_budget import GIB, DeviceMemoryError, ModelTooLargeError
 from deployments.plan.processor import has_bfloat16
 from deployments.plan.replica_plan import (

@@ -30,27 +30,25 @@ from deployments.engine.sampling.sampler import sample
 from deployments.engine.scheduling.token_counts import TokenCounts
 from deployments.vllm_engine.eager_ranks import rank_eagerly
 from deployments.vllm_engine.failures import report
-from deployments.vllm_engine.moves import KEY, asked
+from deployments.vllm_engine.moves import KEY
 
 if TYPE_CHECKING:
     from vllm import SamplingParams as VllmParams
     from vllm.config import VllmConfig
     from vllm.v1.sample.logits_processor import BatchUpdate
 
-__all__ = ["Draws", "asked"]
-
 logger = logging.getLogger(__name__)
 
 
 class Draws(LogitsProcessor):
-    """Chooses and checks the tokens of the requests whose `extra_args` come from `asked`."""
+    """Chooses and checks the tokens of the requests whose `extra_args` come from `moves.asked`."""
 
     @classmethod
     def validate_params(cls, sampling_params: "VllmParams") -> None:
         """Refuse a request for which no row can be made; vLLM calls it in the replica.
 
         Raises:
-            ValueError: What `asked` returned was changed.
+            ValueError: What `moves.asked` returned was changed.
         """
         try:
             _Row.of(sampling_params, [0], [])
@@ -137,7 +135,7 @@ class _Row:
     def __init__(
         self, asked: dict[str, Any], prompt_token_ids: list[int], output_token_ids: list[int]
     ) -> None:
-        """Take what `asked` returned, and the tokens as vLLM divides them."""
+        """Take what `moves.asked` returned, and the tokens as vLLM divides them."""
         fields = asked["params"] or {"logit_bias": ()}
         biases = tuple((token_id, bias) for token_id, bias in fields["logit_bias"])
         self._params = SamplingParams(**{**fields, "logit_bias": biases})

@@ -38,7 +38,7 @@ from deployments.contract.errors import (
 from deployments.contract.model_errors import UnsupportedModelError, reason_of
 from deployments.contract.model_spec import ModelSpec
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
-from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
+from deployments.contract.sampling_params import InvalidParameterError
 from deployments.contract.telemetry.start_progress import StartProgress
 from deployments.engine.detokenizing.detokenizer import UndecodableError
 from deployments.engine.grammar.matcher import GrammarCompiler
@@ -48,16 +48,13 @@ from deployments.replica.start_phases import EndPhase
 from deployments.vllm_engine.grammars import envelope, eos_token_ids
 from deployments.vllm_engine.logs import EngineLogs
 from deployments.vllm_engine.moves import hand_over, unsupported
-from deployments.vllm_engine.requests import Codec, Deltas
+from deployments.vllm_engine.requests import PROBE, UNDECODABLE, Codec, Deltas
 from deployments.vllm_engine.start import start_engine
 from deployments.vllm_engine.watches import Watch
 
 logger = logging.getLogger("ray.serve.raystream.replica")
 
 FAILED: Final = "the engine has failed; try again"
-UNDECODABLE: Final = "the tokens of this sequence can't be decoded to text"
-
-PROBE: Final = SamplingParams(temperature=0, max_tokens=1)
 
 ANSWER_S: Final = 1.0
 """Seconds that a health check waits for a ping."""

@@ -16,10 +16,11 @@ from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from deployments.compute.hub_files import download_files, weights_of
+from deployments.compute.hub_files import download_files
 from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.model_spec import MAX_AUTO_SEQS, ModelSpec, number
 from deployments.contract.telemetry.start_progress import StartPhase, StartProgress
+from deployments.plan.checkpoint import weights_of
 from deployments.plan.memory_budget import GIB
 from deployments.plan.replica_plan import POOLER_STEP_TOKENS, count_weights
 from deployments.plan.replica_report import MemoryPlan
@@ -144,7 +145,12 @@ def open_pooling(
         )
     except Exception as error:
         raise explained(error, logs.first_cause()) from error
-    return VllmPooling(llm, model, _facts(spec, config, model), watch)
+    try:
+        facts = _facts(spec, config, model)
+    except Exception as error:
+        llm.shutdown(timeout=1)
+        raise explained(error, None) from error
+    return VllmPooling(llm, model, facts, watch)
 
 
 def _pooling_arguments(spec: ModelSpec, model: PooledModel) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from deployments.contract.output import FinishReason, TextDelta, TokenLogprobs
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.detokenizing.detokenizer import Detokenizer, decode_with
 from deployments.engine.detokenizing.token_bytes import TokenBytes
 from deployments.engine.sampling.logprobs import PositionLogprobs, PromptScores
@@ -35,7 +36,11 @@ REASONS: Final[Mapping[str, FinishReason]] = {
 """Why a sequence ended, by vLLM's name; any other is an error."""
 
 NO_TOKEN: Final = "no token can be chosen: the logits are not finite"
+UNDECODABLE: Final = "the tokens of this sequence can't be decoded to text"
 BROKEN_GRAMMAR: Final = "the text can't continue as the request's grammar requires"
+
+PROBE: Final = SamplingParams(temperature=0, max_tokens=1)
+"""The parameters of a ping."""
 
 
 class Codec:

@@ -187,7 +187,8 @@ def scheduler_class(runner: Runner, async_scheduling: bool) -> type[Scheduler]:
     if async_scheduling:
         raise ValueError(
             "vLLM's model runner V1 can't schedule asynchronously here: its draws need the last "
-            "token; set async_scheduling to false, or use runner V2"
+            "token; unset VLLM_USE_V2_MODEL_RUNNER, or, if vLLM has no runner V2 for this model, "
+            "serve it with raystream's own engine"
         )
     return V1Scheduler
 

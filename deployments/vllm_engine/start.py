@@ -17,7 +17,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from deployments.compute.hub_files import download_files, weights_of
+from deployments.compute.hub_files import download_files
 from deployments.compute.model_files import read_settings
 from deployments.compute.tokenizer_files import load_tokenizer
 from deployments.contract.model_errors import UnsupportedModelError, reason_of
@@ -27,6 +27,7 @@ from deployments.engine.limits import EngineLimits
 from deployments.generator.fingerprint import content_digest, package_versions
 from deployments.generator.text_engine import EngineFacts
 from deployments.plan import cgroup
+from deployments.plan.checkpoint import weights_of
 from deployments.plan.kv_layout import KVLayout
 from deployments.plan.memory_budget import GIB, DeviceMemoryError
 from deployments.plan.model_shape import choose_dtype_name
@@ -120,7 +121,11 @@ def start_engine(
         )
     except Exception as error:
         raise explained(error, logs.first_cause()) from error
-    facts = _facts(spec, llm, runner, tokenizer, adapters)
+    try:
+        facts = _facts(spec, llm, runner, tokenizer, adapters)
+    except Exception as error:
+        llm.shutdown(timeout=1)
+        raise explained(error, None) from error
     return StartedEngine(llm, runner, facts, adapters)
 
 

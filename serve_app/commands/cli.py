@@ -520,7 +520,7 @@ def install_engine(
         typer.Option(
             metavar="FOLDER",
             help="The environment, which a model's `engine_python` names. Without it: .venv-vllm "
-            "beside raystream's own, for all models that name none.",
+            "beside raystream's own, or here without one, for all models that name none.",
             show_default=False,
         ),
     ] = None,

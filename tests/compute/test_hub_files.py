@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from deployments.compute.hub_files import CHUNK_BYTES, INDEX, download_files, shards_of, weights_of
+from deployments.compute.hub_files import CHUNK_BYTES, download_files
 from deployments.contract.telemetry.start_progress import StartPhase, StartProgress
+from deployments.plan.checkpoint import INDEX, shards_of, weights_of
 from tests.hub_server import HubServer, serving_hub
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")

@@ -43,6 +43,14 @@ def test_a_model_without_a_folder_takes_that_beside_our_own_environment() -> Non
     assert folder_of(entry()) == Path(sys.prefix).parent / ".venv-vllm"
 
 
+def test_without_an_environment_of_our_own_it_is_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    assert vllm_environment.default_folder() == tmp_path / ".venv-vllm"
+
+
 def test_a_relative_folder_starts_in_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,7 @@ def test_vllm_finds_the_scheduler_by_its_name(
 
 
 def test_v1_is_refused_where_it_would_not_know_the_last_token() -> None:
-    with pytest.raises(ValueError, match="set async_scheduling to false"):
+    with pytest.raises(ValueError, match="unset VLLM_USE_V2_MODEL_RUNNER"):
         scheduler_class(Runner.V1, async_scheduling=True)
 
 

@@ -28,7 +28,7 @@ from deployments.contract.model_errors import (
 )
 from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.plan import cgroup
-from deployments.plan.checkpoint import CONFIG_FILE, check_checkpoint, find_file
+from deployments.plan.checkpoint import CONFIG_FILE, check_checkpoint, find_file, weights_of
 from deployments.plan.memory_budget import GIB, HEADROOM, DeviceMemoryError
 from deployments.plan.model_shape import ITEM_BYTES, ModelShape
 from deployments.plan.processor import has_bfloat16
@@ -356,11 +356,11 @@ def _plan_of_vllm(spec: ModelSpec, memory: DeviceMemory, *, is_on_cpu: bool) -> 
     """
     source, revision = spec.source, spec.entry.revision
     try:
-        files = read_files(source, revision)
+        read_files(source, revision)
     except SourceError as error:
         raise PlanError(str(error)) from error
-    sizes = [] if files.folder is None else files.folder.glob("*.safetensors")
-    weight_bytes = sum(file.stat().st_size for file in sizes) or _counted_bytes(spec)
+    _, found_bytes = weights_of(source, revision)
+    weight_bytes = found_bytes or _counted_bytes(spec)
     part = 1.0 if is_on_cpu else spec.entry.engine_args.utilization(spec.device_share)
     return MeasuredByVllm(spec, weight_bytes, int(memory.total_bytes * part))
 

@@ -364,8 +364,13 @@ def test_of_a_model_of_vllm_the_weights_are_told_and_the_rest_left_to_it(tmp_pat
     folder.mkdir()
     quantized = {"model_type": "newest", "quantization_config": {"quant_method": "awq"}}
     (folder / "config.json").write_text(json.dumps(quantized))
-    with (folder / "model-1.safetensors").open("wb") as weights:
-        weights.truncate(30 * GIB)
+    shard = "model-00001-of-00001.safetensors"
+    index = {"weight_map": {"lm_head.weight": shard}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    # Mistral's repositories have all weights once more, in a file that the index does not name.
+    for name in (shard, "consolidated.safetensors"):
+        with (folder / name).open("wb") as weights:
+            weights.truncate(30 * GIB)
     entry = {"id": "big", "source": "m", "engine": "vllm"}
     divided = {**entry, "engine_args": {"tensor_parallel_size": 2}}
     shared = {**entry, "id": "half", "gpu_share": 0.5}
