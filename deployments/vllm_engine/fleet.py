@@ -34,7 +34,7 @@ from deployments.contract.errors import (
 from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.model_spec import ModelSpec, number
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
-from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
+from deployments.contract.sampling_params import InvalidParameterError
 from deployments.engine.detokenizing.detokenizer import UndecodableError
 from deployments.engine.limits import EngineLimits
 from deployments.engine.scheduling.sequence import SequenceRequest
@@ -42,7 +42,7 @@ from deployments.generator.text_engine import EngineFacts, Take
 from deployments.plan.kv_layout import BLOCK_SIZE, KVLayout
 from deployments.plan.replica_report import MemoryPlan
 from deployments.vllm_engine.moves import resubmit
-from deployments.vllm_engine.requests import Codec, Deltas
+from deployments.vllm_engine.requests import PROBE, UNDECODABLE, Codec, Deltas
 
 logger = logging.getLogger("ray.serve.raystream.replica")
 
@@ -72,8 +72,6 @@ MAX_LOGPROBS: Final = 20
 """The most that a server gives, unless its `--max-logprobs` says otherwise."""
 
 FAILED: Final = "no server of the model answers; try again"
-UNDECODABLE: Final = "the tokens of this sequence can't be decoded to text"
-PROBE: Final = SamplingParams(temperature=0, max_tokens=1)
 
 
 REFUSALS: Final = (401, 403, 404)
