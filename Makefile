@@ -50,10 +50,10 @@ serve: $(SERVING) ## serve the embedded models on http://127.0.0.1:8000 until Ct
 
 vllm: $(VLLM) ## make .venv-vllm, in which models with `engine: vllm` run
 
-# Three processes: the tests of one mostly wait for Ray, so the others compute meanwhile. OpenMP's
-# threads would wait for each other by spinning, and take the time of the other processes.
+# Two processes: the tests of one mostly wait for Ray, so the other computes meanwhile. OpenMP's
+# threads would wait for each other by spinning, and take the time of the other process.
 test: $(STAMP) ## run all tests but those of `make soak`; TIMINGS=1 shows where the time goes
-	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -n 3 --no-loadscope-reorder --rerun-processes \
+	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --rerun-processes \
 		$(if $(TIMINGS),-p tests.timings --durations=0)
 
 # Tests that import vLLM run in its environment, and those of whole servers in raystream's. Each file

@@ -2,7 +2,6 @@ import gc
 import os
 from collections.abc import Iterator
 from inspect import iscoroutinefunction
-from typing import Final
 
 import pytest
 import torch
@@ -40,8 +39,6 @@ SERVING = (
     "tests/clients/served/",
 )
 """Folders whose tests mostly wait for a Ray, in their order: the last three share a server."""
-GIVING_WAY: Final = os.nice(0) + 5
-"""How nice the processes of other tests are to a Ray's, whose tests watch the clock."""
 LOADING = ("tests/clients/",)
 """Folders whose tests share models that take seconds to load; they, too, stay in one process."""
 
@@ -56,7 +53,7 @@ class ServingApart(LoadFileScheduling):  # type: ignore[misc] # xdist ships no t
     """Gives each process whole files, and all tests that need a Ray to the same process.
 
     Two Rays at once would starve each other on two cores. The tests of one wait most of the time,
-    so the other processes compute meanwhile, and give way to it.
+    so the other processes compute meanwhile.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -88,8 +85,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Serving
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     need_programs(item)
-    if "PYTEST_XDIST_WORKER" in os.environ and not item.nodeid.startswith(SERVING):
-        os.nice(GIVING_WAY - os.nice(0))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
