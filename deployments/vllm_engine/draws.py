@@ -20,6 +20,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.v1.sample import sampler
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
@@ -28,7 +29,6 @@ from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.sampling.row import SamplingRow
 from deployments.engine.sampling.sampler import sample
 from deployments.engine.scheduling.token_counts import TokenCounts
-from deployments.vllm_engine.eager_ranks import rank_eagerly
 from deployments.vllm_engine.failures import report
 from deployments.vllm_engine.moves import KEY
 
@@ -59,7 +59,10 @@ class Draws(LogitsProcessor):
         self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool
     ) -> None:
         """Start with no rows."""
-        rank_eagerly()  # this is the first code of ours in the process that computes them
+        # vLLM compiles this small function when the first request asks for log-probabilities: for 7
+        # to 43 seconds every stream stands, and without a C++ compiler the engine ends. As it is
+        # written, it takes microseconds. This is the first code of ours in the worker.
+        sampler.batched_count_greater_than = _count_at_least
         self._rows: dict[int, _Row] = {}
 
     def is_argmax_invariant(self) -> bool:
@@ -176,3 +179,18 @@ class _Row:
             report(self._asked["failures"], request_id)
         except OSError:
             logger.warning("%s could not be ended", request_id, exc_info=True)
+
+
+def _count_at_least(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return how many numbers of each row are at least the row's value: the value's rank.
+
+    Source: vllm/v1/sample/ops/logprobs.py of vLLM 0.32.
+
+    Args:
+        x: [rows, n].
+        values: [rows, 1].
+
+    Returns:
+        [rows], int64.
+    """
+    return (x >= values).sum(-1)
