@@ -340,11 +340,13 @@ class FleetEngine:
             ServerLostError: No server is left.
         """
         deltas = Deltas(sequence, self._codec)
+        given = list(sequence.generated_token_ids)
         failed: set[str] = set()
         while True:
             server = self._choose(failed)
+            so_far = replace(sequence, generated_token_ids=tuple(given))
             try:
-                async with aclosing(self._outputs(server, sequence)) as outputs:
+                async with aclosing(self._outputs(server, so_far)) as outputs:
                     async for output in outputs:
                         self.ready_s = time.monotonic()
                         self._num_steps += 1
@@ -354,10 +356,7 @@ class FleetEngine:
                             if delta.finish_reason is not None:
                                 return delta
                             take(delta)
-                        gained = tuple(output.outputs[0].token_ids)
-                        sequence = replace(
-                            sequence, generated_token_ids=(*sequence.generated_token_ids, *gained)
-                        )
+                        given += output.outputs[0].token_ids
                         failed.clear()  # what has failed before may be well again
                         self._on_stats(self.stats)
                 raise ServerLostError("the text has no end")
