@@ -33,7 +33,7 @@ from deployments.vllm_engine.logs import EngineLogs
 from deployments.vllm_engine.pooled_model import PooledModel, check_layers, read_model
 from deployments.vllm_engine.pooling_worker import EngineLostError
 from deployments.vllm_engine.scheduler import PoolingScheduler
-from deployments.vllm_engine.start import FIXED, arguments, explained
+from deployments.vllm_engine.start import FIXED, arguments, ending, explaining
 from deployments.vllm_engine.watches import Watch
 
 
@@ -131,7 +131,7 @@ def open_pooling(
     progress.begin(StartPhase.LOADING)
     model = read_model(spec)
     watch = Watch(on_cpu=on_cpu)
-    try:
+    with explaining(logs):
         args = {**FIXED, **arguments(spec, on_cpu=on_cpu), **_pooling_arguments(spec, model)}
         config = AsyncEngineArgs(**args).create_engine_config()
         config.scheduler_config.scheduler_cls = (
@@ -143,13 +143,8 @@ def open_pooling(
             stat_loggers=[lambda *_: StepLogger(lambda *_: watch.note_progress())],
             disable_log_stats=True,
         )
-    except Exception as error:
-        raise explained(error, logs.first_cause()) from error
-    try:
+    with ending(llm):
         facts = _facts(spec, config, model)
-    except Exception as error:
-        llm.shutdown(timeout=1)
-        raise explained(error, None) from error
     return VllmPooling(llm, model, facts, watch)
 
 

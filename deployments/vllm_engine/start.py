@@ -4,7 +4,8 @@ import builtins
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -110,7 +111,7 @@ def start_engine(
     download_files(spec.source, spec.entry.revision, progress)
     progress.begin(StartPhase.LOADING)
     adapters = read_adapters(spec)
-    try:
+    with explaining(logs):
         tokenizer = load_tokenizer(spec.source, revision=spec.entry.revision)
         loras = adapter_arguments(adapters, spec.entry.engine_args, on_cpu=on_cpu)
         args = AsyncEngineArgs(**{**FIXED, **arguments(spec, on_cpu=on_cpu), **loras})
@@ -119,13 +120,8 @@ def start_engine(
         llm = AsyncLLM.from_vllm_config(
             config, stat_loggers=[make_stat_logger], disable_log_stats=True
         )
-    except Exception as error:
-        raise explained(error, logs.first_cause()) from error
-    try:
+    with ending(llm):
         facts = _facts(spec, llm, runner, tokenizer, adapters)
-    except Exception as error:
-        llm.shutdown(timeout=1)
-        raise explained(error, None) from error
     return StartedEngine(llm, runner, facts, adapters)
 
 
@@ -178,6 +174,25 @@ def _dtype(spec: ModelSpec, *, on_cpu: bool) -> str:
 
 def _has_compiler() -> bool:
     return any(map(shutil.which, filter(None, (os.environ.get("CXX"), *COMPILERS))))
+
+
+@contextmanager
+def explaining(logs: EngineLogs) -> Iterator[None]:
+    """Raise what the block raises as `explained` tells it, with the cause that vLLM has logged."""
+    try:
+        yield
+    except Exception as error:
+        raise explained(error, logs.first_cause()) from error
+
+
+@contextmanager
+def ending(llm: AsyncLLM) -> Iterator[None]:
+    """End an engine that has started if the block fails: nobody else knows of it yet."""
+    try:
+        yield
+    except Exception as error:
+        llm.shutdown(timeout=1)
+        raise explained(error, None) from error
 
 
 def explained(error: Exception, cause: Cause | None) -> Exception:
