@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar
 
+from deployments.contract.claims import Claim
 from deployments.contract.errors import InvalidRequestError, ModelChangedError, OverloadedError
 from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.messages import ChatMessage, TemplatePairs, Tool
@@ -111,6 +112,7 @@ class GenerationRequest(Request["GenerationStream"]):
         num_prompt_logprobs: Tokens of the prompt whose log-probabilities another replica has
             already sent; they are not sent again.
         adapter: The id of the model's LoRA adapter that it runs with; None runs the model itself.
+        claim: What it may claim beside other requests.
     """
 
     request_id: str
@@ -131,6 +133,7 @@ class GenerationRequest(Request["GenerationStream"]):
     trace: TraceContext | None = field(default=None, repr=False)
     num_prompt_logprobs: int = 0
     adapter: str | None = None
+    claim: Claim = field(default_factory=Claim)
 
     @property
     def is_admitted(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from deployments.contract.claims import Claim
 from deployments.contract.generation import Refused, Request, Started
 from deployments.contract.telemetry.tracing import TraceContext
 
@@ -46,6 +47,7 @@ class PoolingRequest(Request["tuple[PooledText, ...]"]):
             `Started` first.
         trace: See `GenerationRequest`.
         elapsed_s: See `GenerationRequest`.
+        claim: See `GenerationRequest`.
     """
 
     request_id: str
@@ -58,6 +60,7 @@ class PoolingRequest(Request["tuple[PooledText, ...]"]):
     num_deaths: int = 0
     trace: TraceContext | None = field(default=None, repr=False)
     elapsed_s: float = 0.0
+    claim: Claim = field(default_factory=Claim)
 
 
 ROW_DTYPE = np.dtype("<f4")

@@ -2,13 +2,18 @@
 
 Owns the parameters' meaning and bounds. Imports no torch, because the ingress, which lacks it,
 creates these objects, too.
+
+The random numbers of sampling are stateless, keyed by seed and position: a sequence's number at a
+position is the same in every batch, on every replica and after every interruption.
+
+Source: the output function of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
+generators, 2014).
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from deployments.contract.random_numbers import MAX_SEED, derive_seed
-
+MAX_SEED = 2**63 - 1
 MAX_NUM_STOPS = 16
 MAX_NUM_LOGIT_BIASES = 1024
 MAX_LOGIT_BIAS = 100.0
@@ -24,6 +29,8 @@ MAX_GRAMMAR_LENGTH = 2**20
 MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
 """Any plausible logit multiplied by this is still finite in float32."""
+
+_MASK64 = 2**64 - 1
 
 
 class InvalidParameterError(ValueError):
@@ -228,3 +235,24 @@ class SamplingParams:
         """
         if not holds:
             raise InvalidParameterError(f"{param} must be {bounds.format(*figures)}", param)
+
+
+def uniform(seed: int, position: int) -> float:
+    """Return the random number for (seed, position), uniform in [0, 1)."""
+    return (_mix64(_mix64(seed) + position) >> 11) * 2.0**-53
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """Return the seed of the `index`-th answer to a request; the first answer keeps `seed`.
+
+    Consecutive seeds would collide: answer 1 of seed 7 would equal answer 0 of seed 8.
+    """
+    # Positions are never negative, so `uniform` uses none of these numbers.
+    return seed if index == 0 else _mix64(_mix64(seed) - index) & MAX_SEED
+
+
+def _mix64(value: int) -> int:
+    value = (value + 0x9E3779B97F4A7C15) & _MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, Self
 from starlette.datastructures import Headers
 
 from deployments.contract.errors import InvalidRequestError
-from deployments.contract.random_numbers import MAX_SEED
+from deployments.contract.sampling_params import MAX_SEED
 from serve_app.config import MAX_NUM_CHOICES
 
 LAST_EVENT_ID: Final = "Last-Event-ID"

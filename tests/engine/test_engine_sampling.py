@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from deployments.contract.output import FinishReason
-from deployments.contract.random_numbers import uniform
-from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
+from deployments.contract.sampling_params import InvalidParameterError, SamplingParams, uniform
 from deployments.engine.engine import Engine
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine import reference_sampler as reference

@@ -26,8 +26,7 @@ from dataclasses import dataclass
 import torch
 
 from deployments.compute.host_to_device import take_rows, to_device
-from deployments.contract.random_numbers import uniform
-from deployments.contract.sampling_params import SamplingParams
+from deployments.contract.sampling_params import SamplingParams, uniform
 from deployments.engine.sampling.inverse_cdf import inverse_cdf
 from deployments.engine.sampling.logit_processors import adjust
 from deployments.engine.sampling.logprobs import PositionLogprobs, RawLogprobs

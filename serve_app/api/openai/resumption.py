@@ -20,7 +20,7 @@ from starlette.datastructures import Headers
 
 from deployments.contract.errors import AnswerChangedError, InvalidRequestError
 from deployments.contract.output import TextDelta
-from deployments.contract.random_numbers import MAX_SEED
+from deployments.contract.sampling_params import MAX_SEED
 from serve_app.api.openai.answer_schema import AnswerFields
 from serve_app.backends.streams.choices import Choices
 from serve_app.clock import Clock

@@ -12,13 +12,13 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from deployments.contract.errors import InvalidRequestError
-from deployments.contract.random_numbers import MAX_SEED
 from deployments.contract.sampling_params import (
     MAX_LOGIT_BIAS,
     MAX_NUM_LOGIT_BIASES,
     MAX_NUM_STOPS,
     MAX_PENALTY,
     MAX_REPETITION_PENALTY,
+    MAX_SEED,
     MIN_REPETITION_PENALTY,
 )
 from serve_app.api.body.wrong_type import wrong_type

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.contract.errors import InvalidRequestError
-from deployments.contract.random_numbers import MAX_SEED
+from deployments.contract.sampling_params import MAX_SEED
 from serve_app.config import MAX_NUM_CHOICES
 from serve_app.streaming.event_id import (
     DIGEST_BYTES,
