@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -5,6 +6,7 @@ import pytest
 import torch
 
 from deployments.contract.descriptions import ModelDescription
+from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.model_spec import ModelSpec
 from deployments.engine.model.loader import load_model
 from deployments.file_description import describe_files
@@ -52,3 +54,18 @@ def test_a_model_without_a_chat_template_is_described_as_a_base_model(tmp_path: 
             (tmp_path / file.name).symlink_to(file)
     assert describe_files(spec(str(PYDOC_CHAT), id="m")).has_chat_template
     assert not describe_files(spec(str(tmp_path), id="m")).has_chat_template
+
+
+def test_a_kind_of_model_that_only_vllm_knows_is_described_from_its_files(tmp_path: Path) -> None:
+    for file in PYDOC_CHAT.iterdir():
+        if file.is_file() and file.name != "config.json":
+            (tmp_path / file.name).symlink_to(file)
+    config = {"model_type": "of-next-year", "vocab_size": 4096, "max_position_embeddings": 77}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    described = describe_files(spec(str(tmp_path), id="m", engine="vllm", max_model_len="auto"))
+    assert described.max_model_len == 77
+    own = describe_files(spec(str(PYDOC_CHAT), id="m"))
+    assert described.has_chat_template
+    assert described.default_sampling == own.default_sampling
+    with pytest.raises(UnsupportedModelError):
+        describe_files(spec(str(tmp_path), id="m"))
