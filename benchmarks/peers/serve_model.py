@@ -4,6 +4,7 @@ Benchmarks that start several servers in turn run this. The configuration is the
 serve_config.yaml with another model in it.
 
 Run: python -m benchmarks.peers.serve_model --model FOLDER --port 8000 [--task classify | embed]
+     python -m benchmarks.peers.serve_model --model FOLDER --port 8000 --engine vllm
 """
 
 import argparse
@@ -15,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from serve_app.commands.check.compose import VLLM_MODEL
 from serve_app.commands.server_environment import HAPROXY_BINARY
 from serve_app.shipped_files import parse_env
 
@@ -44,7 +46,13 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
     if args.task == "generate":
         model["quantization"] = args.quantization
         model["max_num_seqs"] = args.max_num_seqs
+        if args.kv_cache_memory_bytes is not None:
+            model["kv_cache_memory_bytes"] = args.kv_cache_memory_bytes
         model["max_queued_requests"] = args.max_queued_requests
+    if args.engine == "vllm":
+        model |= {"engine": "vllm", "engine_python": args.engine_python}
+        model.pop("quantization", None)  # vLLM finds it in the model's files
+        deployment |= VLLM_MODEL
     ingress["autoscaling_config"] = {"min_replicas": 1, "max_replicas": 1}
     deployment["name"] = name
     application["args"]["models"], application["deployments"] = [model], [ingress, deployment]
@@ -57,12 +65,15 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="a folder with weights and tokenizer")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--task", choices=("generate", "classify", "embed"), default="generate")
+    parser.add_argument("--engine", choices=("raystream", "vllm"), default="raystream")
+    parser.add_argument("--engine-python", help="vLLM's environment; default: .venv-vllm")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", help="int8 or int4; default: none")
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--max-batched-tokens", type=int, help="default: as shipped")
     parser.add_argument("--num-threads", default="auto")
     parser.add_argument("--max-num-seqs", type=int, default=32)
+    parser.add_argument("--kv-cache-memory-bytes", type=int, help="default: auto")
     parser.add_argument("--max-queued-requests", type=int, default=64)
     args = parser.parse_args()
     args.num_threads = args.num_threads if args.num_threads == "auto" else int(args.num_threads)

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from benchmarks.serving.rounds import NUM_TOKENS, figures
 from benchmarks.serving.stream_client import Answer
-from benchmarks.streaming import NUM_TOKENS, figures
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"data: [DONE]\n\n\r\n0\r\n\r\n"
