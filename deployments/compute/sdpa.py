@@ -1,10 +1,11 @@
-"""Scaled dot-product attention, with or without softcapped scores.
+"""Scaled dot-product attention, with or without softcapped scores and attention sinks.
 
-Gemma 2 applies a tanh to its scores before the mask and the softmax. torch's kernels can't do that,
-so it is written out here, for a part of the queries at a time.
+Gemma 2 applies a tanh to its scores before the mask and the softmax. gpt-oss has attention sinks: a
+learned score for each head, which takes part in the softmax and has no value. torch's kernels can't
+do either, so both are written out here, for a part of the queries at a time.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -20,10 +21,30 @@ class Scores:
     Attributes:
         scale: Factor on the products; None means head_dim ** -0.5.
         softcap: Bound of the scores; None means no bound.
+        sinks: [num_heads], float32, one more score of each query head, whose weight is dropped;
+            None means none.
     """
 
     scale: float | None
     softcap: float | None
+    sinks: torch.Tensor | None = None
+
+    def ready(self) -> "Scores":
+        """Return the same with the sinks, which a model may hold in another dtype, as float32."""
+        if self.sinks is None:
+            return self
+        return replace(self, sinks=self.sinks.detach().float().contiguous())
+
+    def grouped(self, *size: int) -> "Scores":
+        """Return the same with the sinks as a tensor of this size, for `attend`."""
+        if self.sinks is None:
+            return self
+        return replace(self, sinks=self.sinks.view(size))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether torch's kernels can compute the scores."""
+        return self.softcap is None and self.sinks is None
 
 
 def attend(
@@ -35,7 +56,7 @@ def attend(
     is_causal: bool,
     scores: Scores,
 ) -> torch.Tensor:
-    """Attend like torch's `scaled_dot_product_attention`, with softcapped scores if set.
+    """Attend like torch's `scaled_dot_product_attention`, with softcap and sinks if set.
 
     Args:
         query: [a, b, m, head_dim].
@@ -43,12 +64,12 @@ def attend(
         value: As key.
         attn_mask: Bool, True where a query sees a key, broadcast to [a, b, m, n]; None means all.
         is_causal: The first query sees only the first key, each later query one more; needs m = n.
-        scores: How scores are computed.
+        scores: How scores are computed; its sinks, if any, are broadcast to [a, b, m].
 
     Returns:
         [a, b, m, head_dim].
     """
-    if scores.softcap is None:
+    if scores.is_plain:
         return scaled_dot_product_attention(
             query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scores.scale
         )
@@ -63,7 +84,10 @@ def attend(
             mask: torch.Tensor | None = _causal_mask(rows, num_keys, query.device)
         else:
             mask = _mask_of(rows, attn_mask)
-        output[:, :, rows] = _softcapped(query[:, :, rows], key, value, mask, scale, scores.softcap)
+        sinks = None if scores.sinks is None else scores.sinks.expand(query.shape[:-1])[..., rows]
+        output[:, :, rows] = _attend_written_out(
+            query[:, :, rows], key, value, mask, scale, scores.softcap, sinks
+        )
     return output
 
 
@@ -77,23 +101,28 @@ def _mask_of(rows: slice, mask: torch.Tensor | None) -> torch.Tensor | None:
     return mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
 
 
-def _softcapped(
+def _attend_written_out(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float,
-    softcap: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attend with all scores in memory, the softmax in float32 as in the stock model.
+    """Attend with all scores in memory, the softmax in float32.
 
-    Source: transformers, models/gemma2/modeling_gemma2.py, eager_attention_forward.
+    Source: transformers, models/gemma2/modeling_gemma2.py and models/gpt_oss/modeling_gpt_oss.py,
+    eager_attention_forward.
     """
-    scores = _matmul(query, key.mT) * (scale / softcap)
-    scores = scores.tanh_().mul_(softcap)
+    scores = _matmul(query, key.mT) * (scale if softcap is None else scale / softcap)
+    if softcap is not None:
+        scores = scores.tanh_().mul_(softcap)
     if mask is not None:
         scores = scores.masked_fill_(~mask, -torch.inf)
-    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+    if sinks is not None:
+        scores = torch.cat([scores.float(), sinks[..., None]], dim=-1)
+    weights = scores.softmax(-1, dtype=torch.float32)[..., : key.shape[-2]].to(query.dtype)
     return _matmul(weights, value)
 
 

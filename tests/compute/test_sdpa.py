@@ -45,6 +45,31 @@ def test_scores_are_bounded_before_the_mask_for_any_number_of_rows_at_once(
         torch.testing.assert_close(output, bounded.softmax(-1) @ value)
 
 
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("size", [(1, GROUPS, QUERIES), (HEADS, GROUPS, 1)])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_a_sink_takes_part_in_the_softmax_for_any_number_of_rows_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+    mask: torch.Tensor | None,
+    size: tuple[int, int, int],
+    softcap: float | None,
+) -> None:
+    query, key, value = tensors(is_expanded=True)
+    sinks = torch.randn(size)
+    products = query @ key.transpose(-1, -2) * 0.5
+    if softcap is not None:
+        products = softcap * (products / softcap).tanh()
+    if mask is not None:
+        products = products.masked_fill(~mask, -torch.inf)
+    column = sinks.expand(HEADS, GROUPS, QUERIES)[..., None]
+    expected = torch.cat([products, column], dim=-1).softmax(-1)[..., :KEYS] @ value
+    scores = Scores(scale=0.5, softcap=softcap, sinks=sinks)
+    for max_scores in (1, HEADS * GROUPS * KEYS * 2, 10**6):
+        monkeypatch.setattr(sdpa, "MAX_SCORES", max_scores)
+        output = attend(query, key, value, attn_mask=mask, is_causal=False, scores=scores)
+        torch.testing.assert_close(output, expected)
+
+
 @pytest.mark.parametrize("max_scores", [1, 10**6])
 def test_causal_is_the_mask_of_the_lower_triangle(
     monkeypatch: pytest.MonkeyPatch, max_scores: int

@@ -41,8 +41,8 @@ def features_of(model: PreTrainedModel) -> list[str]:
     """Name the features of attention and positions that a model needs."""
     text = model.config.get_text_config()
     found = [name for name, has in FEATURES.items() if has(text)]
-    modules = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    return found + [feature for name, feature in FEATURES_BY_MODULE.items() if name in modules]
+    parts = {part for name, _ in model.named_parameters() for part in name.split(".")}
+    return found + [feature for name, feature in FEATURES_BY_WEIGHT.items() if name in parts]
 
 
 def _groups(text: PreTrainedConfig) -> int:
@@ -67,11 +67,16 @@ FEATURES: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
     "sliding window": lambda text: None not in _windows(text),
     "sliding window in some layers": lambda text: len(_windows(text)) > 1,
     "softcapped scores": lambda text: bool(getattr(text, "attn_logit_softcapping", None)),
-    "scaled rotary positions": lambda text: _rope_type(text) == "llama3",
+    "scaled rotary positions": lambda text: _rope_type(text) in {"llama3", "yarn"},
     "learned positions": lambda text: not getattr(text, "rope_parameters", None),
 }
 
-FEATURES_BY_MODULE = {"q_norm": "norms on queries and keys", "experts": "experts"}
+FEATURES_BY_WEIGHT = {
+    "q_norm": "norms on queries and keys",
+    "sinks": "attention sinks",
+    "experts": "experts",
+}
+"""By a part of a weight's name."""
 
 
 TABLE = MadeTable("docs/models.md", "models", table)

@@ -244,8 +244,8 @@ def test_warm_up_refuses_attention_that_the_engine_does_not_support() -> None:
     loaded = load(qwen2)
     attention = loaded.model.get_submodule("model.layers.0.self_attn")
     stock = attention.forward
-    attention.forward = lambda *args, **kwargs: stock(*args, s_aux=30.0, **kwargs)
-    with pytest.raises(UnsupportedModelError, match=r"attention sinks \(s_aux\)"):
+    attention.forward = lambda *args, **kwargs: stock(*args, position_bias=30.0, **kwargs)
+    with pytest.raises(UnsupportedModelError, match=r"biases on positions \(position_bias\)"):
         make_engine(loaded).warm_up()
 
 

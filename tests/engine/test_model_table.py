@@ -1,5 +1,14 @@
 from tests.engine.model_table import features_of
-from tests.engine.tiny_models import gemma2, gemma3, gpt2, llama, llama3, mistral, qwen3_moe
+from tests.engine.tiny_models import (
+    gemma2,
+    gemma3,
+    gpt2,
+    gpt_oss,
+    llama,
+    llama3,
+    mistral,
+    qwen3_moe,
+)
 
 
 def test_features_are_read_off_the_model() -> None:
@@ -16,6 +25,13 @@ def test_features_are_read_off_the_model() -> None:
         "grouped queries",
         "sliding window in some layers",
         "softcapped scores",
+    ]
+    assert features_of(gpt_oss()) == [
+        "grouped queries",
+        "sliding window in some layers",
+        "scaled rotary positions",
+        "attention sinks",
+        "experts",
     ]
     assert features_of(gemma3()) == [
         "one head of keys",

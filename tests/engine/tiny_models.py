@@ -20,6 +20,8 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -179,6 +181,35 @@ def opt() -> PreTrainedModel:
     return model
 
 
+def gpt_oss() -> PreTrainedModel:
+    """Return a gpt-oss whose sinks take much of the weight, with a window in every other layer."""
+    torch.manual_seed(15)
+    scaling = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 16,
+    }
+    config = GptOssConfig(
+        **SHAPE,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=6,
+        max_position_embeddings=1024,
+        rope_parameters=scaling,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    )
+    model = GptOssForCausalLM(config)
+    for name, weight in model.named_parameters():
+        if name.endswith(("sinks", "proj_bias")):  # else without much effect
+            torch.nn.init.normal_(weight, std=2)
+    return model
+
+
 def gemma2() -> PreTrainedModel:
     """Return a Gemma 2 with softcaps low enough to affect most scores and logits."""
     torch.manual_seed(13)
@@ -267,6 +298,7 @@ FAMILIES = (
     Family("Gemma 2", gemma2, "google/gemma-2-9b-it"),
     Family("Gemma 3, text", gemma3_text, "google/gemma-3-1b-it"),
     Family("Gemma 3", gemma3, "google/gemma-3-4b-it"),
+    Family("gpt-oss", gpt_oss, "openai/gpt-oss-20b"),
     Family("GPT-2", gpt2, "openai-community/gpt2"),
     Family("OPT", opt, "`model_type: opt`"),
 )

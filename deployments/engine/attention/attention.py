@@ -9,7 +9,7 @@ was decoded or prefilled. On a GPU torch's flash attention does (`KVCache.reads_
 either, decode rows attend over their gathered extents, and each chunk in a separate call, over the
 earlier tokens and over itself, by masks; a chunk is then stored afterwards.
 
-Arguments that it does not support (sinks, masks, ...) are refused by name, not ignored.
+Arguments that it does not support (masks, ...) are refused by name, not ignored.
 """
 
 from typing import Any
@@ -39,6 +39,7 @@ def kv_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Store the rows' keys and values and attend, for one layer.
@@ -53,6 +54,7 @@ def kv_attention(
         scaling: Factor on the scores; None means head_dim ** -0.5.
         sliding_window: Most tokens that a query sees, itself included.
         softcap: Bound on the scores, applied by tanh; None means no bound.
+        s_aux: [num_heads], the attention sinks; None means none.
         **others: Must have no effect (see `check_arguments`).
 
     Returns:
@@ -76,7 +78,8 @@ def kv_attention(
         # The second keys and values would overwrite the first.
         raise UnsupportedAttentionError(f"layer {layer} attends twice in one pass")
     packed_step.visited_layers.add(layer)
-    return store_and_attend(layer, query, key, value, packed_step, Scores(scaling, softcap)), None
+    scores = Scores(scaling, softcap, s_aux).ready()
+    return store_and_attend(layer, query, key, value, packed_step, scores), None
 
 
 def check_heads(shape: KVShape, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -135,13 +138,13 @@ def store_and_attend(
         key: [1, num_kv_heads, n, head_dim].
         value: [1, num_kv_heads, n, head_dim].
         step: The extents and position of each row.
-        scores: Scale and softcap of the scores.
+        scores: How scores are computed.
 
     Returns:
         [1, n, num_heads, head_dim].
     """
     kv = step.kv
-    if kv.reads_by_length and scores.softcap is None:
+    if kv.reads_by_length and scores.is_plain:
         return _attend_by_length(query, key, value, layer, step, scores.scale)
     if not step.chunks:
         return _decode(query, key, value, layer, step, scores)
@@ -218,7 +221,7 @@ def _attend_all_rows(
         value: [1, num_kv_heads, n, head_dim].
         layer: Index of the layer.
         step: The packed step.
-        scores: Scale and softcap of the scores.
+        scores: How scores are computed.
 
     Returns:
         [1, n, num_heads, head_dim].
@@ -263,7 +266,7 @@ def _decode(
         value: [1, num_kv_heads, num_decode, head_dim].
         layer: Index of the layer.
         step: The extents and position of each row.
-        scores: Scale and softcap of the scores.
+        scores: How scores are computed.
 
     Returns:
         [1, num_decode, num_heads, head_dim].
@@ -276,13 +279,14 @@ def _decode(
     rows, *stored = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     step.store_decode(layer, *stored)
     grouped = rows.reshape(len(rows), kv.shape.num_kv_heads, -1, kv.shape.head_dim)
+    own_scores = scores.grouped(1, *grouped.shape[1:3])
     outputs = [
         attend(
             grouped[span.rows],
             *map(span.read, tokens),
             attn_mask=span.mask,
             is_causal=False,
-            scores=scores,
+            scores=own_scores,
         )
         for span in step.decode_spans(kv.capacities[layer])
     ]
@@ -309,7 +313,7 @@ def _prefill(
         layer: Index of the layer.
         step: The packed step.
         chunk: The extents and positions of the rows.
-        scores: Scale and softcap of the scores.
+        scores: How scores are computed.
 
     Returns:
         [m, num_heads, head_dim].
@@ -331,7 +335,7 @@ def _prefill(
         head_first(seen_values),
         attn_mask=mask,
         is_causal=mask is None,
-        scores=scores,
+        scores=scores.grouped(*grouped.shape[:2], 1),
     )
     kv.write_chunk(layer, chunk.starts, chunk.start, key, value)
     return output.permute(2, 0, 1, 3).flatten(1, 2)

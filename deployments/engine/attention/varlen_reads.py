@@ -44,6 +44,9 @@ MAX_HEAD_DIM, HEAD_DIM_STEP = 256, 8
 """Head sizes that flash attention takes.
 Source: torch, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_fwd."""
 
+WITH_SINKS = frozenset({"gpt_oss"})
+"""Types of models with attention sinks, which torch's flash attention does not take."""
+
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Allowed difference of outputs, which are averages of numbers around 1, for each dtype that
 flash attention takes."""
@@ -191,6 +194,8 @@ def find_obstacle(
         return f"heads of {shape.head_dim} elements"
     if getattr(text_config, "attn_logit_softcapping", None):
         return "softcapped scores"
+    if text_config.model_type in WITH_SINKS:
+        return "attention sinks"
     return compare_with_masks(shape, text_config.num_attention_heads, device)
 
 

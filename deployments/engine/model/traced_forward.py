@@ -10,7 +10,7 @@ gives different logits.
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -77,6 +77,8 @@ class TracedForward:
         )
         with _tracing(model.config.get_text_config()):
             self._graph = trace_graph(partial(_logits, model, self._calls), inputs)
+        # Converted only now: while tracing, a tensor that is computed has no values.
+        self._calls[:] = [replace(call, scores=call.scores.ready()) for call in self._calls]
         self._has_kernels = has_kernels
         self._fused: torch.fx.GraphModule | None = None
         if has_kernels:
@@ -242,6 +244,7 @@ def _trace_attention(
     traced_calls: list[AttentionCall],
     scaling: float | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -252,7 +255,7 @@ def _trace_attention(
     check_arguments(module, attention_mask, others)
     layer = module.layer_idx
     assert isinstance(layer, int)
-    traced_calls.append(AttentionCall(layer, Scores(scaling, softcap)))
+    traced_calls.append(AttentionCall(layer, Scores(scaling, softcap, s_aux)))
     return attend(query, key, value, len(traced_calls) - 1), None
 
 

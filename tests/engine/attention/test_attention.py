@@ -45,6 +45,7 @@ def reference(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend by the plain definition, query by query and head by head.
 
@@ -60,7 +61,10 @@ def reference(
             scores = seen_keys @ query[row, head] * scale
             if softcap is not None:
                 scores = softcap * (scores / softcap).tanh()
-            output[row, head] = scores.softmax(-1) @ values[first : last + 1, head // group]
+            if sinks is not None:
+                scores = torch.cat([scores, sinks[head, None]])
+            weights = scores.softmax(-1)[: len(seen_keys)]
+            output[row, head] = weights @ values[first : last + 1, head // group]
     return output
 
 
@@ -119,11 +123,14 @@ class Packing:
         rows = slice(row, row + self.parts[number].num_new)
         return torch.cat([keys, self.key[rows]]), torch.cat([values, self.value[rows]])
 
-    def expected(self, scale: float, softcap: float | None = None) -> torch.Tensor:
+    def expected(
+        self, scale: float, softcap: float | None = None, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         outputs, row = list[torch.Tensor](), 0
         for number, part in enumerate(self.parts):
             query = self.query[row : row + part.num_new]
-            outputs.append(reference(query, *self.whole(number, row), scale, self.window, softcap))
+            seen = self.whole(number, row)
+            outputs.append(reference(query, *seen, scale, self.window, softcap, sinks))
             row += part.num_new
         return torch.cat(outputs)
 
@@ -195,6 +202,7 @@ def random_parts(random: Random) -> list[Part]:
     block_size=st.sampled_from([1, 8, 32]),
     scale=st.sampled_from([None, 0.3]),
     softcap=st.sampled_from([None, 0.5, 30.0]),
+    has_sinks=st.booleans(),
     reader=st.sampled_from(list(READERS)),
 )
 def test_any_packing_equals_plain_attention(
@@ -205,14 +213,16 @@ def test_any_packing_equals_plain_attention(
     block_size: int,
     scale: float | None,
     softcap: float | None,
+    has_sinks: bool,
     reader: str,
 ) -> None:
-    assume(softcap is None or reader != "by length")
+    assume(reader != "by length" or (softcap is None and not has_sinks))
     packing = Packing(random_parts(Random(seed)), num_kv_heads, group, seed, window, block_size)
-    expected = packing.expected(scale or HEAD_DIM**-0.5, softcap)
+    sinks = torch.randn(num_kv_heads * group) if has_sinks else None
+    expected = packing.expected(scale or HEAD_DIM**-0.5, softcap, sinks)
     before = [tensor.clone() for tensor in packing.stored]
     with READERS[reader](packing.kv):
-        output = packing.attend(scaling=scale, softcap=softcap)
+        output = packing.attend(scaling=scale, softcap=softcap, s_aux=sinks)
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
     row = 0
     for number, part in enumerate(packing.parts):
@@ -297,8 +307,8 @@ def test_a_window_that_the_cache_was_not_made_for_is_refused(
 
 def test_an_unknown_argument_is_refused() -> None:
     packing = Packing([Part(0, 2, False)], 1, 1, 0)
-    with pytest.raises(UnsupportedAttentionError, match="s_aux"):
-        packing.attend(s_aux=torch.zeros(1))
+    with pytest.raises(UnsupportedAttentionError, match="position_bias"):
+        packing.attend(position_bias=torch.zeros(1))
 
 
 def test_keys_of_other_heads_than_the_caches_are_refused_and_not_stored() -> None:

@@ -29,7 +29,16 @@ from tests.engine.fake_graphs import FakeCapturer
 from tests.engine.fake_varlen import FakeVarlen
 from tests.engine.layouts import for_each_captured_layout
 from tests.engine.replay.test_cuda_replay import Decoding, MakeModel, answers, capturer, prompts
-from tests.engine.tiny_models import MODELS, gemma2, gemma3_text, generate, load, make_engine, qwen2
+from tests.engine.tiny_models import (
+    MODELS,
+    gemma2,
+    gemma3_text,
+    generate,
+    gpt_oss,
+    load,
+    make_engine,
+    qwen2,
+)
 from tests.failing import failing
 
 pytestmark = pytest.mark.slow
@@ -38,7 +47,7 @@ __all__ = ["capturer"]  # a fixture
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SHAPE = KVShape((None, 100), num_kv_heads=2, head_dim=8, dtype=torch.bfloat16)
-SOFTCAPPED = {"gemma2"}
+MASKED = {"gemma2": "softcapped scores", "gpt_oss": "attention sinks"}
 CONFIG = cast("PreTrainedConfig", SimpleNamespace(num_attention_heads=4))
 
 
@@ -47,7 +56,7 @@ def varlen(monkeypatch: pytest.MonkeyPatch) -> FakeVarlen:
     """Let steps read their extents by length."""
 
     def found(shape: KVShape, text_config: PreTrainedConfig, device: torch.device) -> str | None:
-        return "softcapped scores" if text_config.model_type in SOFTCAPPED else None
+        return MASKED.get(text_config.model_type)
 
     monkeypatch.setattr(engine_module, "find_obstacle", found)
     return FakeVarlen(monkeypatch, torch.float32)
@@ -62,7 +71,7 @@ def test_steps_that_read_by_length_give_what_generate_gives(
     engine.warm_up()
     given = answers(engine, asked, 12)
     assert given == {key: generate(make_model, prompt, 12) for key, prompt in asked.items()}
-    assert (varlen.num_calls > 0) == (name not in SOFTCAPPED)
+    assert (varlen.num_calls > 0) == (name not in MASKED)
 
 
 @pytest.mark.parametrize("make_model", [qwen2, gemma3_text])
@@ -228,8 +237,11 @@ def test_without_time_for_all_captures_a_step_takes_the_next_larger_graph(
     assert [graph.num_replays for graph in decoding.capturer.graphs] == [1]
 
 
-def test_softcapped_scores_are_still_read_with_a_mask(varlen: FakeVarlen) -> None:
-    Decoding(gemma2, 1, reads_by_length=True).logits(0)
+@pytest.mark.parametrize("make_model", [gemma2, gpt_oss])
+def test_scores_that_are_not_plain_are_still_read_with_a_mask(
+    varlen: FakeVarlen, make_model: MakeModel
+) -> None:
+    Decoding(make_model, 1, reads_by_length=True).logits(0)
     assert varlen.num_calls == 0
 
 
@@ -311,6 +323,7 @@ def test_reads_that_fail_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
         (replace(SHAPE, head_dim=12), CONFIG, GPU, "heads of 12 elements"),
         (replace(SHAPE, head_dim=512), CONFIG, GPU, "heads of 512 elements"),
         (SHAPE, SimpleNamespace(attn_logit_softcapping=50.0), GPU, "softcapped scores"),
+        (SHAPE, SimpleNamespace(model_type="gpt_oss"), GPU, "attention sinks"),
     ],
 )
 def test_what_flash_attention_does_not_take_is_named(

@@ -98,11 +98,6 @@ DECODER: Mapping[str, Any] = {
 }  # fmt: skip
 
 REFUSED_MODELS: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
-    "sinks": (
-        "gpt_oss",
-        {"num_local_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2, "head_dim": 8},
-        r"attention sinks \(s_aux\)",
-    ),
     "a window only in the mask": (
         "qwen2_moe",
         {**WINDOW, "use_sliding_window": True, "max_window_layers": 1, "num_experts": 2,

@@ -17,7 +17,7 @@ from deployments.engine.model.loader import LoadedModel
 from deployments.engine.model.traced_forward import TracedForward, trace
 from tests.compute.cpu.fusion.exactness import IS_EXACT
 from tests.engine.attention.extents import make_cache
-from tests.engine.tiny_models import MODELS, gemma3, load, mixtral, qwen2, qwen3_moe
+from tests.engine.tiny_models import MODELS, gemma3, gpt_oss, load, mixtral, qwen2, qwen3_moe
 from tests.failing import failing
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 MakeModel = Callable[[], PreTrainedModel]
 
 
-MIXTURES = (mixtral, qwen3_moe)
+MIXTURES = (mixtral, qwen3_moe, gpt_oss)
 TRACEABLE = {name: make for name, make in MODELS.items() if make not in MIXTURES}
 NOT_FUSED = ("gpt2", "opt")
 """Those none of whose operators are fused."""

@@ -39,12 +39,14 @@ class QueryGroup:
         totals: [group, head_dim], the sums of the weighted values.
         largest: [group], the largest score so far.
         norms: [group], the sums of the weights.
+        sinks: [group], the attention sinks; None if the model has none.
     """
 
     query: Value
     totals: Value
     largest: Value
     norms: Value
+    sinks: Value | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +76,18 @@ class FlashAttentionEmitter:
         self._factors = builder.array(shape.group)
 
     def begin(self, group: QueryGroup) -> None:
-        """Emit the clearing of the sums."""
+        """Emit the clearing of the sums.
+
+        A sink counts as a token that was seen before all others, and whose value is zero.
+        """
         v, b, shape = self._vectors, self._vectors.builder, self._shape
         with v.loop(I64(shape.group * shape.head_dim), self._lanes) as number:
             v.store(v.constant(0), group.totals, b.mul(number, I64(4)))
         with v.loop(I64(shape.group), 1) as member:
             at = b.mul(member, I64(4))
-            v.store(F32(-math.inf), group.largest, at)
-            v.store(F32(0), group.norms, at)
+            sink = None if group.sinks is None else v.load(F32, group.sinks, at)
+            v.store(F32(-math.inf) if sink is None else sink, group.largest, at)
+            v.store(F32(0 if sink is None else 1), group.norms, at)
 
     def add(
         self,

@@ -15,12 +15,14 @@ class HeadShape:
         num_heads: Query heads of a row.
         num_kv_heads: Key heads of a token, and value heads.
         is_bfloat16: Whether elements are bfloat16; otherwise they are float32.
+        has_sinks: Whether each query head has an attention sink; see `Scores`.
     """
 
     head_dim: int
     num_heads: int
     num_kv_heads: int
     is_bfloat16: bool
+    has_sinks: bool = False
 
     @property
     def group(self) -> int:

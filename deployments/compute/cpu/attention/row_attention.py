@@ -98,7 +98,8 @@ def attend_rows(
         [1, m, num_heads, head_dim].
     """
     _, num_heads, num_rows, head_dim = query.shape
-    kernel = _make_kernel(head_dim, num_heads, keys.shape[1], query.dtype)
+    has_sinks = scores.sinks is not None
+    kernel = _make_kernel(head_dim, num_heads, keys.shape[1], query.dtype, has_sinks=has_sinks)
     shape = kernel.shape
     query, key, value = (_joined(tensor, head_dim) for tensor in (query, key, value))
     output = empty((1, num_rows, num_heads, head_dim), query.dtype)
@@ -124,6 +125,7 @@ def attend_rows(
         num_unit_heads,
         bits_of(head_dim**-0.5 if scores.scale is None else scores.scale),
         bits_of(scores.softcap or 0.0),
+        0 if scores.sinks is None else scores.sinks.data_ptr(),
         0,
     )
     call = KernelCall(kernel.address, arguments)
@@ -133,12 +135,14 @@ def attend_rows(
 
 @cache
 def _make_kernel(
-    head_dim: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype
+    head_dim: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype, *, has_sinks: bool = False
 ) -> "RowAttentionKernel":
     # Imported here: it needs llvmlite, which a machine with a GPU may lack.
     from deployments.compute.cpu.attention.row_attention_kernel import RowAttentionKernel
 
-    return RowAttentionKernel(HeadShape(head_dim, num_heads, num_kv_heads, dtype is torch.bfloat16))
+    is_bfloat16 = dtype is torch.bfloat16
+    shape = HeadShape(head_dim, num_heads, num_kv_heads, is_bfloat16, has_sinks)
+    return RowAttentionKernel(shape)
 
 
 def _joined(rows: torch.Tensor, head_dim: int) -> torch.Tensor:

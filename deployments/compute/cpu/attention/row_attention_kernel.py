@@ -38,11 +38,12 @@ CACHE_LINE = 64
 ARGUMENTS = (
     *("query", "query_row", "key", "key_row", "value", "value_row", "output", "output_row"),
     *("keys", "values", "starts", "indices", "lengths", "num_units", "num_heads"),
-    *("scale", "softcap", "ticket"),
+    *("scale", "softcap", "sinks", "ticket"),
 )
 """The kernel's arguments, an array of 64-bit integers: addresses, strides in bytes and counts.
-`num_heads` is the key-value heads of a unit, scale and softcap are the bits of a float64, and the
-ticket counts the units taken."""
+`num_heads` is the key-value heads of a unit, scale and softcap are the bits of a float64, sinks the
+address of a float32 for each query head (0 if the shape has none), and the ticket counts the units
+taken."""
 
 
 class RowAttentionKernel:
@@ -113,20 +114,20 @@ class _KernelEmitter:
                 v.store(v.load(v.words, source, at), stored, b.add(own, at))
         scale, softcap = (v.real(self.arguments[name]) for name in ("scale", "softcap"))
         queries = self._row("query", row, b.mul(part_at, I64(shape.group)))
-        with self._each_head(queries) as (_, group):
+        with self._each_head(queries, part_at) as (_, group):
             self.attention.begin(group)
         with v.loop(length, BLOCK) as first:
             block = TokenBlock(first, v.minimum(I64(BLOCK), b.sub(length, first)), length)
             self._fetch(block, keys, values)
-            with self._each_head(queries) as (head_at, group):
+            with self._each_head(queries, part_at) as (head_at, group):
                 heads = v.offset(keys, head_at), v.offset(values, head_at)
                 self.attention.add(group, block, *heads, scale, softcap)
-        with self._each_head(queries) as (head_at, group):
+        with self._each_head(queries, part_at) as (head_at, group):
             output_at = b.mul(b.add(part_at, head_at), I64(shape.group))
             self.attention.end(group, self._row("output", row, output_at))
 
     @contextmanager
-    def _each_head(self, queries: Value) -> Iterator[tuple[Value, QueryGroup]]:
+    def _each_head(self, queries: Value, part_at: Value) -> Iterator[tuple[Value, QueryGroup]]:
         """Emit a loop over the unit's key-value heads; yield each one's offset and queries."""
         v, b, shape = self.vectors, self.builder, self.shape
         with v.loop(self.num_heads, 1) as head:
@@ -134,7 +135,15 @@ class _KernelEmitter:
             totals = v.offset(self.totals, b.mul(head, I64(4 * shape.group * shape.head_dim)))
             sums_at = b.mul(head, I64(4 * shape.group))
             largest, norms = (v.offset(array, sums_at) for array in self.sums)
-            yield b.mul(head, I64(shape.head_bytes)), QueryGroup(query, totals, largest, norms)
+            head_at = b.mul(head, I64(shape.head_bytes))
+            sinks = self._sinks(b.add(part_at, head_at)) if shape.has_sinks else None
+            yield head_at, QueryGroup(query, totals, largest, norms, sinks)
+
+    def _sinks(self, head_at: Value) -> Value:
+        """Emit the address of the sinks of the key-value head at an offset in a token's heads."""
+        b, shape = self.builder, self.shape
+        head = b.udiv(head_at, I64(shape.head_bytes))
+        return self._address("sinks", b.mul(head, I64(4 * shape.group)))
 
     def _fetch(self, block: TokenBlock, keys: Value, values: Value) -> None:
         """Emit a read of the whole block in address order, which brings it into the cache.

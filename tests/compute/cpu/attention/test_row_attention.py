@@ -114,7 +114,9 @@ class Memory:
                 products = keys[self.part(row), kv_head] @ query[0, head, number] * scale
                 if scores.softcap is not None:
                     products = scores.softcap * (products / scores.softcap).tanh()
-                weights = products.softmax(-1)
+                if scores.sinks is not None:
+                    products = torch.cat([products, scores.sinks[head, None].double()])
+                weights = products.softmax(-1)[: row.length]
                 output[number, head] = weights @ values[self.part(row), kv_head]
         return output
 
@@ -126,6 +128,11 @@ class Memory:
             keys[place] = self.key[0, :, number]
             values[place] = self.value[0, :, number]
         return keys, values
+
+
+def with_sinks(heads: Heads, level: float = 0.0) -> Scores:
+    """Return scores with a sink for each head, all of them different and around a level."""
+    return Scores(None, None, torch.linspace(level - 2, level + 2, heads.num_heads))
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor, spread: float = 1) -> None:
@@ -230,6 +237,33 @@ def test_narrower_vectors_give_the_same(heads: Heads, scores: Scores) -> None:
     assert_near(memory.attend(scores), expected)
 
 
+@pytest.mark.parametrize("heads", [*BOTH, Heads(40, 1, 64), Heads(28, 2, 16)], ids=str)
+def test_a_sink_takes_its_part_of_each_heads_weight(heads: Heads) -> None:
+    rows = [Row.at_end(extent, length) for extent, length in enumerate(EDGES)]
+    for level in (-3.0, 0.0, 3.0):
+        memory, scores = Memory(heads, rows, capacity=max(EDGES)), with_sinks(heads, level)
+        expected = memory.expected(scores)
+        found = memory.attend(scores)
+        assert_near(found, expected)
+        assert (found.double() - memory.expected()).abs().max() > 0.1
+
+
+@pytest.mark.usefixtures("lanes")
+@pytest.mark.parametrize("heads", BOTH, ids=str)
+def test_narrower_vectors_have_the_same_sinks(heads: Heads) -> None:
+    memory, scores = Memory(heads, [Row.at_end(0, 1), Row.at_end(2, 37)]), with_sinks(heads)
+    expected = memory.expected(scores)
+    assert_near(memory.attend(scores), expected)
+
+
+@pytest.mark.parametrize("heads", BOTH, ids=str)
+def test_a_sink_far_above_or_below_all_scores_takes_all_the_weight_or_none(heads: Heads) -> None:
+    memory = Memory(heads, [Row.at_end(1, CAPACITY)])
+    plain = memory.attend()
+    assert torch.equal(memory.attend(with_sinks(heads, -1e4)), plain)
+    assert memory.attend(with_sinks(heads, 1e4)).abs().max() < 1e-30
+
+
 def test_a_narrower_vector_gives_another_kernel(lanes: int) -> None:
     kernel = row_attention._make_kernel(64, 6, 2, torch.bfloat16)
     assert kernel is not None
@@ -254,11 +288,12 @@ def test_any_number_of_threads_gives_the_same_to_the_last_bit(
     monkeypatch.setattr(row_attention, "MIN_PARALLEL_PRODUCTS", 0)
     rows = [Row.at_end(extent, 300 - 20 * extent) for extent in range(num_rows)]
     memory = Memory(heads, rows, capacity=300)
-    torch.set_num_threads(1)
-    expected = memory.attend()
-    for num_threads in (2, 5):
-        torch.set_num_threads(num_threads)
-        assert torch.equal(memory.attend(), expected)
+    for scores in (PLAIN, with_sinks(heads)):
+        torch.set_num_threads(1)
+        expected = memory.attend(scores)
+        for num_threads in (2, 5):
+            torch.set_num_threads(num_threads)
+            assert torch.equal(memory.attend(scores), expected)
 
 
 def test_without_a_thread_pool_it_runs_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
