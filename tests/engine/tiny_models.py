@@ -187,7 +187,7 @@ def gpt_oss() -> PreTrainedModel:
     scaling = {
         "rope_type": "yarn",
         "rope_theta": 10000.0,
-        "factor": 8.0,
+        "factor": 64.0,
         "beta_fast": 32.0,
         "beta_slow": 1.0,
         "truncate": False,
