@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from deployments.contract.model_spec import ModelConfig
@@ -46,6 +46,10 @@ MAX_NUM_TOOLS = 1024
 
 MAX_NUM_TEXTS = 8192
 """The highest `max_num_texts`: longer lists are refused without being read."""
+
+
+MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
+"""The bounds of a request's priority; lower runs first. vLLM takes 64 bits, too many for a time."""
 
 
 def model_id_of(source: str, num_parts: int = 1) -> str:
@@ -159,6 +163,7 @@ class Scope(StrEnum):
 
 
 Limit = Annotated[int | None, Field(ge=1)]
+Priority = Annotated[int, Field(ge=MIN_PRIORITY, le=MAX_PRIORITY)]
 
 
 class ApiKey(StrictModel):
@@ -174,8 +179,23 @@ class ApiKey(StrictModel):
     """Limit on tokens of prompts and answers together."""
     max_concurrent_streams: Limit = None
     """Limit on POST requests that run at the same time."""
+    weight: float = Field(default=1.0, ge=0.001, le=1000)
+    """The key's share of a busy model beside the others': a key of weight 3 gets three times the
+    tokens of a key of weight 1.
+    """
+    priority: Priority = 0
+    """The priority of requests that name none; lower runs first."""
+    best_priority: Priority | None = None
+    """The best priority that a request may name; null means `priority`."""
     scopes: tuple[Scope, ...] = ()
     """What the key may do besides using the models: `operate` sees what all users do."""
+
+    @field_validator("best_priority")
+    @classmethod
+    def _check_best(cls, best: int | None, info: ValidationInfo) -> int | None:
+        if best is not None and best > info.data.get("priority", best):
+            raise ValueError("lower runs first, so it must not be more than priority")
+        return best
 
     @field_validator("scopes", mode="before")
     @classmethod
@@ -191,6 +211,10 @@ class ApiKey(StrictModel):
         return limits != (None, None, None)
 
 
+Objective = Annotated[str, Field(min_length=1, max_length=253)]
+"""The name of an InferenceObjective."""
+
+
 class AuthConfig(StrictModel):
     """Authentication. Without keys, the server must listen only on this machine."""
 
@@ -204,6 +228,15 @@ class AuthConfig(StrictModel):
     """true serves every client that can reach the port, without keys. false refuses to start on
     another host than this machine unless there are keys.
     """
+    trusted_gateway: bool = False
+    """true takes a request's tenant and priority from the headers of a gateway: the fairness id
+    and the objective of the Gateway API inference extension. Only for a server that no client
+    reaches without that gateway, which must set or remove these headers.
+    """
+    objectives: dict[Objective, Priority] | None = None
+    """The priority of each objective that the gateway may name; lower runs first, while the
+    extension's higher numbers do. null names none; an objective without a priority changes nothing.
+    """
     allow_unauthenticated_ray: bool = False
     """true starts even on a Ray that asks for no token, where anyone who can reach one of Ray's
     ports can run code on its nodes.
@@ -216,6 +249,8 @@ class AuthConfig(StrictModel):
                 raise ValueError(
                     f"{key} and allow_anonymous: true contradict each other; leave one out"
                 )
+        if self.objectives and not self.trusted_gateway:
+            raise ValueError("objectives have no effect without trusted_gateway: true")
         return self
 
 

@@ -72,6 +72,7 @@ from serve_app.keys.api_keys import KeyRing
 from serve_app.metrics import IngressMetrics
 from serve_app.middleware.access_log import AccessLogMiddleware
 from serve_app.middleware.auth import AuthMiddleware, is_loopback, require_protection
+from serve_app.middleware.gateway_headers import GatewayHeadersMiddleware
 from serve_app.middleware.head_requests import HeadMiddleware
 from serve_app.middleware.rate_limits import RateLimitMiddleware
 from serve_app.middleware.request_guard import RequestGuardMiddleware
@@ -229,6 +230,8 @@ def _middleware(parts: AppParts) -> Iterator[Middleware]:
         )
     if keys is not None:
         yield Middleware(AuthMiddleware, keys=keys)
+    if parts.config.auth.trusted_gateway:
+        yield Middleware(GatewayHeadersMiddleware, objectives=parts.config.auth.objectives or {})
     yield Middleware(RequestGuardMiddleware, limits=limits)
     if keys is not None and keys.limited:
         assert ledger is not None, "keys with limits need a ledger"

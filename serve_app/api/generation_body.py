@@ -49,6 +49,11 @@ class GenerationBody(StrictBody):
         return {GRAMMAR_PARAM: self.format_param} if differs else {}
 
     @property
+    def asked_priority(self) -> int | None:
+        """The priority that the request names; None means that of its API key, or 0."""
+        return None
+
+    @property
     def num_choices(self) -> int:
         """Answers to each prompt."""
         return 1

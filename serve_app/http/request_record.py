@@ -14,11 +14,13 @@ from opentelemetry.trace import format_trace_id
 from pydantic_core import to_json
 from starlette.types import Scope
 
+from deployments.contract.claims import Claim
 from deployments.contract.errors import OverloadReason
 from deployments.contract.gen_ai_spans import MOVE_REASON, MOVED
 from deployments.contract.telemetry.metric_store import Counter
 from deployments.contract.telemetry.tracing import Span, TraceContext, context_of
 from serve_app.http.error_shapes import ErrorShape, openai_error
+from serve_app.http.standing import ANYONE, Standing
 
 CLIENT_DISCONNECTED: Final = "client_disconnected"
 
@@ -68,6 +70,7 @@ class RequestRecord:
         route: The path of our own route, with its parameters' names in place of the client's
             values; None if there is no such route, and for HEAD.
         key_name: The name of the API key that let the request in.
+        standing: Whose the request is, and how soon it may run.
         model: The model that was asked.
         num_prompt_tokens: Counted by the replica, once for each prompt, not for each answer.
         num_completion_tokens: Tokens of all answers.
@@ -94,6 +97,7 @@ class RequestRecord:
     started_s: float
     route: str | None = None
     key_name: str | None = None
+    standing: Standing = ANYONE
     model: str | None = None
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
@@ -224,6 +228,19 @@ def seconds_since_arrival() -> float:
     """Return the age of this task's request; 0 if there is none."""
     record = current_record()
     return 0.0 if record is None else record.now() - record.started_s
+
+
+def claim_of_request(priority: int | None) -> Claim:
+    """Return what this task's request claims of a replica.
+
+    Args:
+        priority: The priority that its body names; None takes that of its standing.
+
+    Raises:
+        InvalidRequestError: The priority is better than the request may have.
+    """
+    record = current_record()
+    return (ANYONE if record is None else record.standing).claim(priority)
 
 
 def note_model(model_id: str) -> None:

@@ -1,4 +1,4 @@
-"""API keys: which ones let requests in, and the limits and scopes of each.
+"""API keys: which ones let requests in, and the limits, shares and scopes of each.
 
 This module reads the keys and finds the one that a request presents. Only the SHA-256 of a key is
 kept. Keys are random and long, so a slow hash would add no protection, and cost every request time.
@@ -11,10 +11,14 @@ The file (`auth.api_keys_file`) is YAML; `raystream new-key NAME` prints each en
         requests_per_minute: 60     # each of these three may be left out: no limit
         tokens_per_minute: 100000
         max_concurrent_streams: 8
+        weight: 2                   # its share of a busy model beside the others'; 1 if left out
+        priority: 0                 # of requests that name none; lower runs first
+        best_priority: 0            # the best that a request may name; as `priority` if left out
         scopes: [operate]           # may use routes that show what all users do
 
 The environment variable RAYSTREAM_API_KEYS holds `name:sha256` pairs, separated by commas, or one
-plain key, whose name is then "default". Keys from the environment have neither limits nor scopes.
+plain key, whose name is then "default". Keys from the environment have neither limits nor
+scopes, and the weight 1.
 """
 
 import hmac

@@ -17,6 +17,7 @@ from deployments.contract.errors import InvalidApiKeyError
 from serve_app.config import ApiKey
 from serve_app.http.errors import error_response
 from serve_app.http.request_record import record_of
+from serve_app.http.standing import Standing
 from serve_app.keys.access import note_api_key
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE, KeyRing
 from serve_app.playground.page import PAGE_PATHS
@@ -103,7 +104,8 @@ def _presented(headers: Headers) -> str | None:
 
 def _admit(key: ApiKey, scope: Scope) -> None:
     note_api_key(scope, key)
-    record_of(scope).key_name = key.name
+    record = record_of(scope)
+    record.key_name, record.standing = key.name, Standing.of_key(key)
 
 
 async def _refuse(presented: str | None, scope: Scope, receive: Receive, send: Send) -> None:

@@ -46,7 +46,7 @@ class Client(AppClient):
         self.backend = backend
 
 
-def key(name: str, secret: str, **limits: int) -> ApiKey:
+def key(name: str, secret: str, **limits: float) -> ApiKey:
     return ApiKey.model_validate({"name": name, "sha256": hash_key(secret), **limits})
 
 
@@ -72,9 +72,14 @@ def make_app(
     classifier: Backend | None = None,
     embedder: Backend | None = None,
     cross_encoder: Backend | None = None,
+    auth: Mapping[str, object] | None = None,
 ) -> FastAPI:
     config = AppConfig.model_validate(
-        {"models": [{"id": "m", "source": "nowhere"}], "limits": dict(limits or {})}
+        {
+            "models": [{"id": "m", "source": "nowhere"}],
+            "limits": dict(limits or {}),
+            "auth": dict(auth or {}),
+        }
     )
     return build_app(
         AppParts(

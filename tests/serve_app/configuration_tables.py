@@ -121,10 +121,11 @@ def _kinds(field: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[str]
 def _range(field: Mapping[str, Any]) -> str:
     low, above, high = (field.get(name) for name in ("minimum", "exclusiveMinimum", "maximum"))
     if high is not None:
-        return f"above {above:g} to {high:g}" if low is None else f"{low:g} to {high:g}"
+        low_end = f"above {_yaml(above)}" if low is None else _yaml(low)
+        return f"{low_end} to {_yaml(high)}"
     if above is not None:
-        return f"above {above:g}"
-    return "a number" if low is None else f"{low:g} or more"
+        return f"above {_yaml(above)}"
+    return "a number" if low is None else f"{_yaml(low)} or more"
 
 
 KINDS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {

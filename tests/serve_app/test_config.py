@@ -7,7 +7,14 @@ from pydantic import ValidationError
 from deployments.contract.model_spec import GENERATION_KEYS, ONGOING_MARGIN, ModelConfig
 from deployments.contract.strict_model import unknown_key_message
 from deployments.contract.telemetry.tracing import TracingSettings
-from serve_app.config import INGRESS_NAME, AppConfig, CorsConfig, LimitsConfig, TracingConfig
+from serve_app.config import (
+    INGRESS_NAME,
+    AppConfig,
+    AuthConfig,
+    CorsConfig,
+    LimitsConfig,
+    TracingConfig,
+)
 from serve_app.shipped_files import CONFIG
 from tests.offenders import every
 
@@ -271,3 +278,13 @@ def test_every_deadline_may_be_left_out() -> None:
     names = ("first_token_timeout_s", "stall_timeout_s", "total_timeout_s", "slow_reader_timeout_s")
     limits = LimitsConfig.model_validate(dict.fromkeys(names))
     assert [getattr(limits, name) for name in names] == [None] * 4
+
+
+def test_objectives_without_a_trusted_gateway_are_refused() -> None:
+    given = AuthConfig.model_validate({"trusted_gateway": True, "objectives": {"batch": 5}})
+    assert given.objectives == {"batch": 5}
+    with pytest.raises(ValidationError, match="no effect without trusted_gateway: true"):
+        AuthConfig.model_validate({"objectives": {"batch": 5}})
+    for wrong in ({"": 1}, {"batch": 0.5}, {"batch": 2**31}, {"a" * 254: 1}):
+        with pytest.raises(ValidationError):
+            AuthConfig.model_validate({"trusted_gateway": True, "objectives": wrong})

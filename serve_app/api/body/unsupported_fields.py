@@ -26,7 +26,7 @@ _NO_BEAMS = "texts are sampled; there is no beam search"
 _ONLY_TEXT = "the models answer only with text"
 _NO_TEMPLATES = "the model's own chat template is always used"
 _BEGINS_A_TURN = "an answer always begins a turn"
-_ONE_CLASS = "all requests have the same priority"
+_BY_KEY = "the priority of the API key says how soon its requests run"
 _NOT_STORED = "requests and answers are not stored"
 _SEND_ALL = f"{_NOT_STORED}; send the whole conversation as input"
 _PROBABILITIES = "scores are probabilities, softmax or sigmoid as the model's configuration says"
@@ -63,7 +63,7 @@ UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
     "prediction": _field("a predicted text does not speed up the answer here"),
     "prompt_cache_options": _field("prompts with a common beginning are found automatically"),
     "prompt_cache_retention": _field("how long a prompt stays cached depends only on the load"),
-    "service_tier": _field(_ONE_CLASS, "auto", "default"),
+    "service_tier": _field(_BY_KEY, "auto", "default"),
     "store": _field(_NOT_STORED, False),
     "suffix": _field("the models continue a text and can't fill a gap", ""),
     "verbosity": _field("ask for it in the prompt", "medium"),
@@ -91,7 +91,6 @@ UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
     "length_penalty": _field(_NO_BEAMS, 1),
     "logits_processors": _field("use logit_bias", []),
     "mm_processor_kwargs": _field(_AS_CONFIGURED, {}),
-    "priority": _field(_ONE_CLASS, 0),
     "return_token_ids": _field("use /tokenize", False),
     "return_tokens_as_token_ids": _field("use /tokenize", False),
     "skip_special_tokens": _field(_NOT_SPECIAL, True),
@@ -165,8 +164,8 @@ UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
     "inference_geo": _field("answers are made where this server runs"),
     "mcp_servers": _field("all tools are the client's own", []),
     "output_format": _field("it is the older form of output_config.format"),
-    "MessagesRequest.service_tier": _field(_ONE_CLASS, "auto", "standard_only"),
-    "speed": _field(_ONE_CLASS, "standard"),
+    "MessagesRequest.service_tier": _field(_BY_KEY, "auto", "standard_only"),
+    "speed": _field(_BY_KEY, "standard"),
     "thread": _field(f"{_NOT_STORED}; give the SDK's tool runner thread=False"),
     "toolset_name": _field(_OF_CLIENTS),
     "transformations": _field(_AS_CONFIGURED, {}),
@@ -188,13 +187,11 @@ UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
 }
 """Each field by its name. `BODY.NAME` goes before `NAME`, where one body says it differently."""
 
-_SCORED = (
-    "activation instruction mm_processor_kwargs priority softmax truncation_side use_activation"
-)
+_SCORED = "activation instruction mm_processor_kwargs softmax truncation_side use_activation"
 
 BODIES: Final[Mapping[str, str]] = {
     "AnswerFields": "allowed_token_ids bad_words cache_salt include_stop_str_in_output "
-    "kv_transfer_params length_penalty logits_processors priority return_token_ids "
+    "kv_transfer_params length_penalty logits_processors return_token_ids "
     "return_tokens_as_token_ids skip_special_tokens spaces_between_special_tokens "
     "truncate_prompt_tokens use_beam_search vllm_xargs",
     "AnyText": "excludes excluded_str",
@@ -204,7 +201,7 @@ BODIES: Final[Mapping[str, str]] = {
     "mm_processor_kwargs input prompt",
     "CompletionRequest": "add_special_tokens suffix input messages",
     "EmbeddingsBody": "add_special_tokens cache_salt embed_dtype endianness input_type messages "
-    "mm_processor_kwargs priority prompt truncation_side",
+    "mm_processor_kwargs prompt truncation_side",
     "FunctionCallItem": "async caller",
     "FunctionOutputItem": "caller",
     "FunctionTool": "allowed_callers async output_schema",
@@ -235,7 +232,7 @@ BODIES: Final[Mapping[str, str]] = {
     "ToolUseBlock": "caller toolset_name",
     "TriggeredTags": "excludes",
     "VllmClassifyBody": "activation add_special_tokens cache_salt messages mm_processor_kwargs "
-    "priority softmax truncation_side use_activation",
+    "softmax truncation_side use_activation",
 }
 """The fields that each body knows, by the name of its class. Classes below it know them, too."""
 

@@ -28,7 +28,7 @@ from serve_app.api.requests.faulty_text import faulty_text
 from serve_app.backends.models.catalog import ServedPooler
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_id import request_id_of
-from serve_app.http.request_record import note_operation, note_prompt
+from serve_app.http.request_record import claim_of_request, note_operation, note_prompt
 
 MAX_CHARS_AT_ONCE: Final = 2**14
 """Longer texts, counted with the overlap of their pieces, are split on a thread. Splitting takes up
@@ -86,7 +86,9 @@ class ClassifyApi:
         length = body.truncate_prompt_tokens
         most = max_num_tokens_of(length)
         try:
-            answers = await _ask(model, pieces, length is not None, request_id_of(request), most)
+            answers = await _ask(
+                model, pieces, body, request_id_of(request), length is not None, most
+            )
         except RaystreamError as error:
             raise _in_request_terms(error, pieces, body) from None
         return await _json_response(
@@ -118,7 +120,7 @@ async def classified(
     report = ScoreReport(model.description.labels, body.top_k, body.split)
     num_scores = report.check_size(pieces)
     try:
-        answers = await _ask(model, pieces, body.truncate is True, request_id)
+        answers = await _ask(model, pieces, body, request_id, body.truncate is True)
     except RaystreamError as error:
         raise _in_request_terms(error, pieces, body) from None
 
@@ -149,13 +151,19 @@ async def _pieces(context: ApiContext, body: ClassifyBody) -> TextPieces:
 async def _ask(
     model: ServedPooler,
     pieces: TextPieces,
-    truncate: bool,
+    body: TextsBody,
     request_id: str,
+    truncate: bool,
     max_num_tokens: int | None = None,
 ) -> tuple[PooledText, ...]:
     texts = tuple(piece.text for piece in pieces)
     asked = PoolingRequest(
-        request_id, texts, truncate, max_num_tokens, trace=note_operation("classify")
+        request_id,
+        texts,
+        truncate,
+        max_num_tokens,
+        trace=note_operation("classify"),
+        claim=claim_of_request(body.priority),
     )
     answers = await model.backend.send(asked)
     note_prompt(sum(answer.num_tokens for answer in answers))

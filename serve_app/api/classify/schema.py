@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from serve_app.api.body.priority import Priority
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.openai.text_schema import TextOrTexts, TruncatePromptTokens
 from serve_app.api.openai.usage import Usage
@@ -20,6 +21,7 @@ class TextsBody(StrictBody):
 
     model: str | None = Field(default=None, description="Null means the first classifier.")
     input: TextOrTexts = Field(description="One text or several; an empty text is refused.")
+    priority: Priority = None
     user: str | None = Field(default=None, description="Accepted, but neither kept nor read.")
 
     @property

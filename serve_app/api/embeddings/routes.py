@@ -21,7 +21,7 @@ from serve_app.api.requests.faulty_text import faulty_text, renamed
 from serve_app.api.requests.sentence_prompts import named_prompt
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_id import request_id_of
-from serve_app.http.request_record import note_operation, note_prompt
+from serve_app.http.request_record import claim_of_request, note_operation, note_prompt
 
 MAX_NUMBERS_AT_ONCE: Final = 2**14
 """Answers with more numbers are written on a thread: that takes a millisecond or more, and every
@@ -114,6 +114,7 @@ class EmbeddedTexts:
             max_num_tokens=body.max_num_tokens,
             operation="embeddings",
             trace=note_operation("embeddings"),
+            claim=claim_of_request(body.priority),
         )
         try:
             answers = await model.backend.send(asked)

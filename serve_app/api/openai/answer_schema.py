@@ -6,6 +6,7 @@ from typing import ClassVar
 from pydantic import BaseModel, Field
 
 from deployments.contract.sampling_params import MAX_NUM_TOP_LOGPROBS
+from serve_app.api.body.priority import Priority
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.openai.sampling_schema import SamplingFields
 from serve_app.api.openai.usage import Usage
@@ -48,11 +49,17 @@ class AnswerFields(SamplingFields):
         description="Return the log-probability of each token of the prompt, and this many of the "
         "likeliest tokens at its position. Not together with stream, nor for a prompt with images.",
     )
+    priority: Priority = None
     user: str | None = Field(default=None, description="Accepted, but neither kept nor read.")
 
     needs: ClassVar[Mapping[str, str]] = {**SamplingFields.needs, "stream_options": "stream"}
 
     excludes: ClassVar[Mapping[str, str]] = {"stream": "prompt_logprobs"}
+
+    @property
+    def asked_priority(self) -> int | None:
+        """The priority that the request names."""
+        return self.priority
 
     @property
     def num_choices(self) -> int:

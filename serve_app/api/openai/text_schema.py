@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
+from serve_app.api.body.priority import Priority
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.openai.prompt_schema import TokenIds
 from serve_app.config import MAX_NUM_TEXTS
@@ -75,6 +76,7 @@ class CutTextsBody(StrictBody):
         "such a text is refused.",
     )
     truncate_prompt_tokens: TruncatePromptTokens = None
+    priority: Priority = None
     user: str | None = Field(default=None, description="Accepted, but neither kept nor read.")
     request_id: str | None = Field(
         default=None, description="Accepted, but not read: send X-Request-Id instead."

@@ -17,7 +17,7 @@ from serve_app.api.body.limits import check_text_bytes, num_utf8_bytes
 from serve_app.api.requests.faulty_text import ALL_TEXTS, faulty_text, renamed
 from serve_app.backends.models.catalog import ServedPooler
 from serve_app.config import LimitsConfig
-from serve_app.http.request_record import note_operation, note_prompt
+from serve_app.http.request_record import claim_of_request, note_operation, note_prompt
 
 MAX_NUMBERS_AT_ONCE: Final = 2**16
 """Vectors with more numbers in all are compared on a thread: that takes a millisecond or more, and
@@ -62,6 +62,7 @@ class Comparison:
         truncate: Whether to drop the end of what is too long for the model.
         max_num_tokens: The most tokens of a sequence; None: as many as the model reads.
         max_second_tokens: The most tokens to keep of each second text; None keeps all.
+        priority: The priority that the request names; None means that of its API key, or 0.
     """
 
     request_id: str
@@ -71,6 +72,7 @@ class Comparison:
     truncate: bool
     max_num_tokens: int | None = None
     max_second_tokens: int | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,7 @@ def _request(
         num_whole=num_whole,
         operation=comparison.operation,
         trace=note_operation(comparison.operation),
+        claim=claim_of_request(comparison.priority),
     )
 
 

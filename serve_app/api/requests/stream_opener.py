@@ -23,7 +23,12 @@ from serve_app.api.tools.offer import ToolOffer
 from serve_app.backends.models.catalog import ServedModel
 from serve_app.backends.streams.choices import Choices
 from serve_app.backends.streams.deadlines import arrival_s, first_deadline
-from serve_app.http.request_record import note_operation, note_prompt, note_warnings
+from serve_app.http.request_record import (
+    claim_of_request,
+    note_operation,
+    note_prompt,
+    note_warnings,
+)
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -60,6 +65,7 @@ class StreamOpener:
         Raises:
             RaystreamError: The request was refused, or no replica could take it.
         """
+        claim = claim_of_request(body.asked_priority)
         template_kwargs = body.to_template_kwargs(model.description)
         check_prompts(prompts, self._limits)
         check_num_choices(body.num_choices, self._limits)
@@ -79,6 +85,7 @@ class StreamOpener:
                 length_param=None if self._limits.clamp_max_tokens else body.length_param,
                 template_kwargs=template_kwargs,
                 trace=trace,
+                claim=claim,
             )
             for prompt in prompts
             for index in range(body.num_choices)

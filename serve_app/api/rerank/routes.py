@@ -77,6 +77,7 @@ class RerankApi:
                 truncate=body.drops_ends,
                 max_num_tokens=body.max_num_tokens,
                 max_second_tokens=body.max_tokens_per_doc,
+                priority=body.priority,
             ),
             self._context.limits,
         )

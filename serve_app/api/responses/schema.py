@@ -18,6 +18,7 @@ from pydantic import (
 
 from deployments.contract.descriptions import ModelDescription
 from deployments.contract.messages import TemplatePairs
+from serve_app.api.body.priority import Priority
 from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.body.wrong_type import wrong_type
 from serve_app.api.conversation import Conversation
@@ -216,6 +217,7 @@ class ResponsesRequest(GenerationBody):
     )
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
+    priority: Priority = None
 
     # Bookkeeping: accepted, but no answer depends on it.
     store: bool | None = Field(
@@ -240,6 +242,11 @@ class ResponsesRequest(GenerationBody):
         default=None,
         description="Accepted, but not read: prompts with a common beginning are found without it.",
     )
+
+    @property
+    def asked_priority(self) -> int | None:
+        """The priority that the request names."""
+        return self.priority
 
     @property
     def renamed(self) -> Mapping[str, str]:

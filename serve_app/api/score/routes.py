@@ -56,6 +56,7 @@ class ScoreApi:
                 seconds,
                 truncate=body.drops_ends,
                 max_num_tokens=body.max_num_tokens,
+                priority=body.priority,
             ),
             self._context.limits,
         )

@@ -74,6 +74,9 @@ def report(key: ApiKey, secret: str) -> str:
         "    # requests_per_minute: 60\n"
         "    # tokens_per_minute: 100000\n"
         "    # max_concurrent_streams: 8\n"
+        "    # weight: 1\n"
+        "    # priority: 0\n"
+        "    # best_priority: 0\n"
         f"Or, without limits and scopes, for {ENVIRONMENT_VARIABLE}:\n"
         f"  {key.name}:{key.sha256}\n"
     )

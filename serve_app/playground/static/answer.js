@@ -149,6 +149,11 @@ function gainCall(calls, { index, id, function: called }) {
   calls[index].arguments += called?.arguments ?? "";
 }
 
+const PARKED = "Parked: others run first. It goes on where it is.";
+
+/** @param {Turn} turn */
+const tokensOf = (turn) => turn.usage?.completion_tokens ?? 0;
+
 /**
  * Note what a comment says of the stream, and return it in words; "" for a ping.
  * @param {Turn} turn
@@ -159,10 +164,13 @@ function noticed(turn, comment) {
   if (comment === "moved") {
     turn.waiting = "";
     const text = "moved to another replica";
-    turn.marks.push({ text, tokens: turn.usage?.completion_tokens ?? 0 });
+    turn.marks.push({ text, tokens: tokensOf(turn) });
     return `The answer has ${text}.`;
   }
-  if (comment === "waiting") turn.waiting = "Its replica was lost; waiting for another one.";
+  if (comment === "parked") {
+    if (turn.waiting !== PARKED) turn.marks.push({ text: "was parked while others ran", tokens: tokensOf(turn) });
+    turn.waiting = PARKED;
+  } else if (comment === "waiting") turn.waiting = "Its replica was lost; waiting for another one.";
   else if (comment.startsWith("resuming")) turn.waiting = "What has arrived is generated again.";
   else if (loading) turn.waiting = `Loading ${loading[1]}, ${loading[2]} s so far.`;
   else return "";

@@ -20,6 +20,8 @@ const NUMBERS = [
   { name: "repetition_penalty", label: "Repetition penalty", min: 0.1, max: 2, step: 0.05 },
 ];
 
+const PRIORITY = { name: "priority", label: "Priority", step: 1 };
+
 const TEXTS = { system: "a system prompt", stop: "stop texts", schema: "a JSON schema", tools: "tools" };
 
 const TOOL_CHOICES = { auto: "if it wants to", required: "it must", none: "it must not" };
@@ -37,7 +39,7 @@ export const DEFAULTS = { model: "", system: "", stop: "", schema: "", tools: ""
 export function fieldsOf(options) {
   const stops = options.stop.split("\n").filter(Boolean);
   const fields = { model: options.model };
-  for (const { name, label } of NUMBERS) {
+  for (const { name, label } of [...NUMBERS, PRIORITY]) {
     const text = (options[name] ?? "").trim();
     if (text === "") continue;
     if (Number.isNaN(Number(text))) throw new OptionError(`${label} is no number.`);
@@ -69,7 +71,7 @@ function parsed(text, what) {
  */
 export const differences = (options) =>
   [
-    ...NUMBERS.filter(({ name }) => options[name]?.trim()).map(({ name, label }) => `${label.toLowerCase()} ${options[name]}`),
+    ...[...NUMBERS, PRIORITY].filter(({ name }) => options[name]?.trim()).map(({ name, label }) => `${label.toLowerCase()} ${options[name]}`),
     ...Object.entries(TEXTS).filter(([name]) => options[name]?.trim()).map(([, what]) => what),
   ].join(", ");
 
@@ -106,6 +108,11 @@ export function OptionsForm({ options, models, onChange, onModels, isChat = true
         <textarea rows="1" value=${options.stop} onInput=${set("stop")}></textarea>
       </label>
     </fieldset>
+    <label class="field">
+      <span>Priority <small>(lower runs first; empty: the key's)</small></span>
+      <input type="number" inputmode="numeric" step=${PRIORITY.step} value=${options.priority ?? ""}
+        onInput=${set("priority")} />
+    </label>
     ${isChat && html`<${ChatOptions} options=${options} onChange=${onChange} set=${set} />`}`;
 }
 

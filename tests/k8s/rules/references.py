@@ -125,6 +125,7 @@ def requests_need_keys_from_a_secret(r: Rendering) -> Iterator[str]:
     expected = {
         "api_keys_file": API_KEYS_FILE,
         "allow_anonymous": False,
+        "trusted_gateway": False,
         "allow_unauthenticated_ray": False,
     }
     if auth != expected:

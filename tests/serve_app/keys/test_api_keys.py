@@ -32,6 +32,34 @@ def test_keys_of_the_file_are_found_by_their_hashes(tmp_path: Path) -> None:
     assert ring.limited == (alice,)
 
 
+def test_a_key_has_a_share_and_bounds_the_priority(tmp_path: Path) -> None:
+    given = {"weight": 2.5, "priority": 3, "best_priority": -1}
+    ring = load_api_keys(write(tmp_path / "k", entry("alice", SECRET, **given)), tmp_path, {})
+    assert ring is not None
+    alice = ring.find(SECRET)
+    assert alice is not None
+    assert (alice.weight, alice.priority, alice.best_priority) == (2.5, 3, -1)
+    assert not alice.is_limited
+
+
+WRONG_SHARES: list[tuple[dict[str, object], str]] = [
+    ({"weight": 0}, "weight"),
+    ({"weight": float("nan")}, "weight"),
+    ({"priority": 0.5}, "priority"),
+    ({"priority": 2**31}, "priority"),
+    ({"best_priority": 1}, "lower runs first, so it must not be more than priority"),
+    ({"priority": -5, "best_priority": -4}, "lower runs first"),
+]
+
+
+def test_a_wrong_share_or_priority_is_refused(tmp_path: Path) -> None:
+    for case in every(WRONG_SHARES):
+        with case as (given, told):
+            config = write(tmp_path / "k", entry("alice", SECRET, **given))
+            with pytest.raises(ApiKeysError, match=told):
+                load_api_keys(config, tmp_path, {})
+
+
 def test_no_other_key_is_found() -> None:
     for case in every(("", SECRET[:-1], SECRET + " ", hash_key(SECRET), "\udc80")):
         with case as presented:

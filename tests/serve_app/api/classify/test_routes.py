@@ -407,7 +407,6 @@ UNSUPPORTED: list[tuple[str, object]] = [
     ("activation", False),
     ("softmax", False),
     ("add_special_tokens", False),
-    ("priority", 1),
     ("messages", [{"role": "user", "content": "a"}]),
     ("split", {}),
     ("top_k", 1),
@@ -431,7 +430,6 @@ async def test_vllm_s_unsupported_fields_are_accepted_with_harmless_values(clien
         "request_id": "r",
         "use_activation": True,
         "add_special_tokens": True,
-        "priority": 0,
         "cache_salt": None,
     }
     assert (await client.post(VLLM, json=body)).status_code == 200

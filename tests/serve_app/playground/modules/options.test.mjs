@@ -10,8 +10,8 @@ test("an empty form asks for the model only", () => {
 });
 
 test("numbers are numbers, and stops are lines", () => {
-  assert.deepEqual(given({ temperature: " 0.5 ", top_k: "-1", seed: "0", stop: "END\n\nFIN" }), {
-    model: "m", temperature: 0.5, top_k: -1, seed: 0, stop: ["END", "FIN"],
+  assert.deepEqual(given({ temperature: " 0.5 ", top_k: "-1", seed: "0", stop: "END\n\nFIN", priority: "-3" }), {
+    model: "m", temperature: 0.5, top_k: -1, seed: 0, stop: ["END", "FIN"], priority: -3,
   });
 });
 
@@ -35,6 +35,6 @@ test("a mistake names its field", () => {
 
 test("what differs from the default is told in a line", () => {
   assert.equal(differences({ ...DEFAULTS, model: "m", top_p: " " }), "");
-  const given = { ...DEFAULTS, model: "m", temperature: "1.5", seed: "7", system: "Be brief.", tools: "[]" };
-  assert.equal(differences(given), "temperature 1.5, seed 7, a system prompt, tools");
+  const given = { ...DEFAULTS, model: "m", temperature: "1.5", seed: "7", system: "Be brief.", tools: "[]", priority: "5" };
+  assert.equal(differences(given), "temperature 1.5, seed 7, priority 5, a system prompt, tools");
 });
