@@ -1,6 +1,30 @@
-"""What a request may claim of a replica, beside the requests of others."""
+"""What a request may claim of a replica beside the requests of others, and what tenants got.
 
-from dataclasses import dataclass
+A tenant's counter is the service that it got, divided by its weight: of the tenants that wait, the
+one with the least counter is next. A tenant that begins to wait starts at the least counter of
+those that wait already, so that idling saves nothing up.
+
+A replica learns what other replicas served from the ingresses: each sends with a request what it
+has passed on to the request's tenant, from all replicas. Of a tenant that waits, the replica counts
+what that has grown by since the last request, and what it serves itself is never counted twice.
+
+Source: Sheng et al., Fairness in serving large language models, 2024 (arXiv 2401.00588),
+algorithm 2, the virtual token counter.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+ANSWER_COST: Final = 2.0
+"""Tokens of a prompt that one of an answer costs, because it takes a step of its own. Source: the
+paper's evaluation."""
+
+MAX_TENANTS: Final = 1024
+"""Tenants that are remembered; those that have not waited for the longest time are forgotten."""
+
+MAX_INGRESSES: Final = 64
+"""Ingresses whose totals are remembered for a tenant; those of ended ones leave in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +39,7 @@ class Claim:
             parked. The ingress sets it for each call.
         num_served: Weighted tokens of this model that the ingress knows were served to the tenant.
             The ingress sets it for each call.
+        ingress: Names that ingress. It sets it for each call.
     """
 
     priority: int = 0
@@ -22,3 +47,141 @@ class Claim:
     weight: float = 1.0
     waited_s: float = 0.0
     num_served: float = 0.0
+    ingress: str = ""
+
+
+def cost(num_prompt_tokens: int, num_answer_tokens: int = 0) -> float:
+    """Return the weighted tokens of a service.
+
+    Args:
+        num_prompt_tokens: Tokens of prompts that were computed, not found in a cache.
+        num_answer_tokens: Tokens of answers.
+    """
+    return num_prompt_tokens + ANSWER_COST * num_answer_tokens
+
+
+@dataclass(eq=False, slots=True)
+class _Tenant:
+    """What is known of one tenant.
+
+    Attributes:
+        counter: Its weighted tokens, divided by its weight.
+        weight: The weight of its latest request.
+        served: Its weighted tokens from here on.
+        num_waiting: Its requests that wait.
+        totals: What each ingress has passed on to it, as far as this side knows; by ingress.
+    """
+
+    counter: float = 0.0
+    weight: float = 1.0
+    served: float = 0.0
+    num_waiting: int = 0
+    totals: dict[str, float] = field(default_factory=dict)
+
+
+class FairShares:
+    """The counters of the tenants of one queue. Not thread-safe."""
+
+    def __init__(self) -> None:
+        """Start without tenants."""
+        self._tenants: dict[str, _Tenant] = {}  # those that waited last are at the end
+        self._waiting: dict[str, _Tenant] = {}
+        self._left_last: _Tenant | None = None
+
+    def counter(self, tenant: str) -> float:
+        """Return a tenant's counter: its weighted tokens, divided by its weight."""
+        known = self._tenants.get(tenant)
+        return 0.0 if known is None else known.counter
+
+    def served(self, claim: Claim) -> float:
+        """Return the weighted tokens that were charged to a claim's tenant until now."""
+        return self._tenant(claim).served
+
+    def num_waiting(self, tenant: str) -> int:
+        """Return how many requests of a tenant wait."""
+        known = self._waiting.get(tenant)
+        return 0 if known is None else known.num_waiting
+
+    def enter(self, claim: Claim) -> None:
+        """Note that a request begins to wait; call `leave` once it no longer does."""
+        tenant = self._tenant(claim)
+        self._learn(tenant, claim)
+        if not tenant.num_waiting:
+            tenant.counter = max(tenant.counter, self._least())
+            self._waiting[claim.tenant] = tenant
+        tenant.num_waiting += 1
+
+    def leave(self, claim: Claim) -> None:
+        """Note that a request of `enter` no longer waits."""
+        tenant = self._waiting[claim.tenant]
+        tenant.num_waiting -= 1
+        if not tenant.num_waiting:
+            del self._waiting[claim.tenant]
+            self._left_last = tenant
+
+    def charge(self, claim: Claim, served: float) -> None:
+        """Add weighted tokens that are served here to a request's tenant.
+
+        Args:
+            claim: The request's; a tenant that is not known is not charged.
+            served: Weighted tokens; less than 0 takes some back.
+        """
+        tenant = self._tenants.get(claim.tenant)
+        if tenant is None:
+            return
+        tenant.served += served
+        tenant.counter += served / tenant.weight
+        if claim.ingress in tenant.totals:  # it will pass them on, and count them
+            tenant.totals[claim.ingress] += served
+
+    def most_over(
+        self, claim: Claim, num_new: float, limit: float, used: Mapping[str, float]
+    ) -> str | None:
+        """Return the tenant that has to make room in a full queue, if one has to.
+
+        The queue is divided by weight among the tenants that use it and the one that asks. A tenant
+        that uses less than its part gets room from the one that is furthest beyond its own; that
+        one keeps its part, so the two never take it from each other by turns.
+
+        Args:
+            claim: Of the request that asks for room.
+            num_new: How much it asks for.
+            limit: How much the queue holds.
+            used: How much each tenant uses.
+        """
+        weights = {name: self._tenants[name].weight for name in used if name in self._tenants}
+        weights[claim.tenant] = claim.weight
+        part = limit / sum(weights.values())
+        if used.get(claim.tenant, 0) >= part * claim.weight:
+            return None
+        beyond = {name: used.get(name, 0) - part * weight for name, weight in weights.items()}
+        most = max(beyond, key=beyond.__getitem__)
+        return most if beyond[most] >= num_new else None
+
+    def _least(self) -> float:
+        """Return the counter at which a tenant starts that begins to wait."""
+        if self._waiting:
+            return min(tenant.counter for tenant in self._waiting.values())
+        return 0.0 if self._left_last is None else self._left_last.counter
+
+    def _learn(self, tenant: _Tenant, claim: Claim) -> None:
+        """Count what an ingress has passed on from other replicas, if the tenant waits here.
+
+        While it did not wait, what it got elsewhere took nothing from those that wait here.
+        """
+        known = tenant.totals.pop(claim.ingress, claim.num_served)
+        if tenant.num_waiting:
+            tenant.counter += max(0.0, claim.num_served - known) / tenant.weight
+        tenant.totals[claim.ingress] = max(known, claim.num_served)
+        if len(tenant.totals) > MAX_INGRESSES:
+            del tenant.totals[next(iter(tenant.totals))]
+
+    def _tenant(self, claim: Claim) -> _Tenant:
+        tenant = self._tenants.pop(claim.tenant, None) or _Tenant()
+        tenant.weight = claim.weight
+        self._tenants[claim.tenant] = tenant
+        if len(self._tenants) > MAX_TENANTS:
+            idle = next((name for name in self._tenants if name not in self._waiting), None)
+            if idle not in (None, claim.tenant):
+                del self._tenants[idle]
+        return tenant

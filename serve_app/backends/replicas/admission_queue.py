@@ -1,17 +1,22 @@
 """The queue in front of a model: requests that wait for their turn to ask replicas for room.
 
 Asking replicas is the largest part of a refusal's cost, and a burst may bring hundreds of requests
-to a model without room. So a bounded number of requests ask at the same time, in order of arrival.
-A refusal that says there is no room for any request goes to every request that was queued when the
-question was sent, because each would have got the same answer at that moment. Requests that arrived
-later ask for themselves, so no request is refused on information older than its arrival.
+to a model without room. So a bounded number of requests ask at the same time: first those of the
+best priority, then those of the tenant that got the least service, then the oldest.
+
+A refusal that says there is no room for any further request of a tenant goes to every request of
+that tenant, with no better priority, that was queued when the question was sent, because each would
+have got the same answer at that moment. Requests that arrived later ask for themselves, so no
+request is refused on information older than its arrival.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from deployments.contract.claims import Claim, FairShares
 from deployments.contract.errors import OverloadedError, OverloadReason
 
 T = TypeVar("T")
@@ -21,8 +26,11 @@ MAX_NUM_ASKING: Final = 16
 first refusal comes, each request asks a question of its own."""
 
 
+NO_CLAIM: Final = Claim()
+
+
 class FullError(OverloadedError):
-    """There is no room for any further request.
+    """There is no room for any further request of the tenant, with no better priority.
 
     Attributes:
         replica_id: The replica that refused.
@@ -39,66 +47,105 @@ class FullError(OverloadedError):
         return FullError(self.message, self.retry_after_s, self.reason, self.replica_id)
 
 
-class AdmissionQueue:
-    """Lets a bounded number of requests ask at a time, in order of arrival."""
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A request that waits for its turn.
 
-    def __init__(self, max_num_asking: int = MAX_NUM_ASKING) -> None:
+    Attributes:
+        number: Its number among all that ever arrived; lower is older.
+        claim: The request's.
+        come: Done once its turn has come, or with the refusal of another request.
+    """
+
+    number: int
+    claim: Claim
+    come: "asyncio.Future[None]"
+
+
+class AdmissionQueue:
+    """Lets a bounded number of requests ask at a time: by priority, share and arrival."""
+
+    def __init__(
+        self, shares: FairShares | None = None, max_num_asking: int = MAX_NUM_ASKING
+    ) -> None:
         """Start with an empty queue.
 
         Args:
+            shares: What this ingress has passed on to each tenant; None starts without tenants.
             max_num_asking: Requests that may ask at the same time.
         """
+        self._shares = FairShares() if shares is None else shares
         self._max_num_asking = max_num_asking
         self._num_asking = 0
         self._num_arrived = 0
-        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._queues: dict[tuple[int, str], deque[_Turn]] = {}  # by priority and tenant; none empty
 
-    async def run(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def run(self, ask: Callable[[], Awaitable[T]], claim: Claim = NO_CLAIM) -> T:
         """Wait for this request's turn and return what `ask` returns.
 
         Args:
             ask: Offers the request to the replicas; raises `FullError` if all of them are full.
+            claim: The request's.
 
         Raises:
             FullError: All replicas are full, or were full when another request asked them while
                 this one was queued.
         """
         self._num_arrived += 1
-        await self._wait_for_turn(self._num_arrived)
+        self._shares.enter(claim)
+        try:
+            await self._wait_for_turn(claim)
+        finally:
+            self._shares.leave(claim)
         num_arrived = self._num_arrived
         try:
             return await ask()
         except FullError as refusal:
-            self._refuse(num_arrived, refusal)
+            self._refuse(claim, num_arrived, refusal)
             raise
         finally:
             self._end_turn()
 
-    async def _wait_for_turn(self, number: int) -> None:
-        if self._num_asking < self._max_num_asking and not self._queue:
+    async def _wait_for_turn(self, claim: Claim) -> None:
+        if self._num_asking < self._max_num_asking and not self._queues:
             self._num_asking += 1
             return
-        turn = asyncio.get_running_loop().create_future()
-        self._queue.append((number, turn))
+        turn = _Turn(self._num_arrived, claim, asyncio.get_running_loop().create_future())
+        self._queues.setdefault((claim.priority, claim.tenant), deque()).append(turn)
         try:
-            await turn
+            await turn.come
         except asyncio.CancelledError:
             # Cancelled just as the turn came: pass the turn on.
-            if not turn.cancelled() and turn.exception() is None:
+            if not turn.come.cancelled() and turn.come.exception() is None:
                 self._end_turn()
             raise
 
     def _end_turn(self) -> None:
         self._num_asking -= 1
-        while self._queue and self._num_asking < self._max_num_asking:
-            _, turn = self._queue.popleft()
-            if not turn.done():  # else the request was cancelled
+        while self._queues and self._num_asking < self._max_num_asking:
+            turn = self._take(min(self._queues, key=self._order))
+            if not turn.come.done():  # else the request was cancelled
                 self._num_asking += 1
-                turn.set_result(None)
+                turn.come.set_result(None)
 
-    def _refuse(self, num_arrived: int, refusal: FullError) -> None:
-        """Refuse the queued requests that are among the first `num_arrived` to arrive."""
-        while self._queue and self._queue[0][0] <= num_arrived:
-            _, turn = self._queue.popleft()
-            if not turn.done():
-                turn.set_exception(refusal.copied())
+    def _order(self, key: tuple[int, str]) -> tuple[int, float, int]:
+        priority, tenant = key
+        return priority, self._shares.counter(tenant), self._queues[key][0].number
+
+    def _take(self, key: tuple[int, str]) -> _Turn:
+        queue = self._queues[key]
+        turn = queue.popleft()
+        if not queue:
+            del self._queues[key]
+        return turn
+
+    def _refuse(self, claim: Claim, num_arrived: int, refusal: FullError) -> None:
+        """Refuse what the same tenant has queued, if it is among the first `num_arrived`."""
+        for key in [*self._queues]:
+            priority, tenant = key
+            if tenant != claim.tenant or priority < claim.priority:
+                continue
+            while key in self._queues and self._queues[key][0].number <= num_arrived:
+                turn = self._take(key)
+                if not turn.come.done():
+                    turn.come.set_exception(refusal.copied())

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
+from deployments.contract.claims import Claim, FairShares, cost
 from deployments.contract.errors import InvalidRequestError, ReplicaUnavailableError
 from deployments.contract.gen_ai_spans import ModelSpans, end, recorded
 from deployments.contract.generation import (
@@ -71,7 +72,8 @@ class HandleBackend:
         self._running = RunningReplicas() if running is None else running
         self._spans = spans
         self._channels = TokenChannels(os.environ)
-        self._queue = AdmissionQueue()
+        self._shares = FairShares()  # of what this ingress passes on
+        self._queue = AdmissionQueue(self._shares)
 
     def send(self, request: Request[AnswerT]) -> Coroutine[Any, Any, AnswerT]:
         """Ask a replica; see `Backend.send`.
@@ -86,7 +88,7 @@ class HandleBackend:
             case GenerationRequest():
                 offer = partial(until_taken, partial(self._open, request), self._running)
                 skips = request.is_admitted or request.num_deaths
-                return await (offer() if skips else self._queue.run(offer))
+                return await (offer() if skips else self._queue.run(offer, request.claim))
             case PoolingRequest():
                 return await until_taken(partial(self._pool, request), self._running)
             case TokenizeRequest():
@@ -135,6 +137,7 @@ class HandleBackend:
                 request,
                 stream=box.key,
                 elapsed_s=seconds_since_arrival(),
+                claim=self._informed(request.claim),
                 trace=None if span is None else span.context,
             )
             call = self._generate.remote(sent)
@@ -150,7 +153,16 @@ class HandleBackend:
         assert isinstance(first, Accepted), "a refusal is raised"
         if span is not None:
             span.accepted(first.num_prompt_tokens, first.replica_id)
-        stream = ReplicaStream(responses, first, box, self._channels, span)
+        stream = ReplicaStream(
+            responses,
+            first,
+            box,
+            self._channels,
+            span,
+            count=partial(self._shares.charge, request.claim),
+            # The replica that it has left has counted the prompt.
+            num_new_prompt_tokens=0 if request.is_resumed else first.num_prompt_tokens,
+        )
         try:
             assert first.channel is not None, "a replica says where it listens"
             await self._channels.connect(box, first.channel)
@@ -178,15 +190,23 @@ class HandleBackend:
                 request,
                 elapsed_s=seconds_since_arrival(),
                 trace=None if span is None else span.context,
+                claim=self._informed(request.claim),
             )
             answer = await (
                 self._ask_suspect(sent) if sent.num_deaths else self._call("pool", sent)
             )
             assert isinstance(answer, Pooled), f"got a {type(answer).__name__}"
+            num_tokens = sum(each.num_tokens for each in answer.texts)
+            self._shares.charge(request.claim, cost(num_tokens))
             if span is not None:
-                num_tokens = sum(each.num_tokens for each in answer.texts)
                 span.accepted(num_tokens, answer.replica_id)
             return answer.texts
+
+    def _informed(self, claim: Claim) -> Claim:
+        """Return a claim that tells the replica what all replicas served to the tenant."""
+        return replace(
+            claim, num_served=self._shares.served(claim), ingress=self._channels.channel_id
+        )
 
     async def _ask_suspect(self, request: PoolingRequest) -> PoolingEvent:
         call = self._pool_suspect.remote(request)

@@ -1,9 +1,11 @@
 """A stream at one replica, which raises if the replica is lost before the text has ended."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar, Final, Self
 
+from deployments.contract.claims import cost
 from deployments.contract.errors import (
     GenerationAbortedError,
     GenerationFailedError,
@@ -39,6 +41,9 @@ class ReplicaStream:
         box: StreamBox,
         channels: TokenChannels,
         span: ModelSpan | None = None,
+        *,
+        count: Callable[[float], None] = lambda served: None,
+        num_new_prompt_tokens: int = 0,
     ) -> None:
         """Take over a call after its answer.
 
@@ -48,8 +53,12 @@ class ReplicaStream:
             box: Where the deltas arrive.
             channels: What drops the box when the stream has ended.
             span: The call's span; None if its trace is not recorded.
+            count: Counts the weighted tokens that the stream passes on; see `FairShares.charge`.
+            num_new_prompt_tokens: Tokens of the prompt, unless they were counted elsewhere.
         """
         self.accepted = accepted
+        self._count = count
+        self._num_new_prompt_tokens = num_new_prompt_tokens
         self._responses = responses
         self._box = box
         self._channels = channels
@@ -85,6 +94,7 @@ class ReplicaStream:
         if self._span is not None:
             for delta in deltas:
                 self._span.gained(delta)
+        self._count_served(deltas)
         if deltas[-1].finish_reason is None:
             return deltas
         self._error = _error_of(deltas[-1])
@@ -96,6 +106,15 @@ class ReplicaStream:
         if not gained.token_ids and not gained.text:
             raise self._error
         return [gained]
+
+    def _count_served(self, deltas: list[TextDelta]) -> None:
+        num_prompt_tokens = 0
+        if self._num_new_prompt_tokens and not deltas[-1].prompt_logprobs:
+            # By now the answer's first delta is here, and tells how much was cached.
+            num_cached_tokens = max(delta.num_cached_tokens for delta in deltas)
+            num_prompt_tokens = self._num_new_prompt_tokens - num_cached_tokens
+            self._num_new_prompt_tokens = 0
+        self._count(cost(num_prompt_tokens, sum(len(delta.token_ids) for delta in deltas)))
 
     async def aclose(self) -> None:
         """Cancel the replica's call unless the stream has ended; closing twice is harmless."""

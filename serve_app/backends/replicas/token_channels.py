@@ -41,7 +41,11 @@ CALL_END_TIMEOUT_S: Final = 1.0
 
 
 class TokenChannels:
-    """The channels to all replicas of a model, and the boxes of the streams that use them."""
+    """The channels to all replicas of a model, and the boxes of the streams that use them.
+
+    Attributes:
+        channel_id: Names this ingress to the replicas; see `StreamKey`.
+    """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Start without a connection.
@@ -49,7 +53,7 @@ class TokenChannels:
         Args:
             environment: Where Ray's variables name the files for TLS.
         """
-        self._id = token_hex(16)
+        self.channel_id = token_hex(16)
         self._environment = environment
         self._numbers = count()
         self._rounds = Rounds()
@@ -59,7 +63,7 @@ class TokenChannels:
     def open(self) -> StreamBox:
         """Return the box of a new stream; deltas may arrive as soon as a replica has its key."""
         number = next(self._numbers)
-        box = self._boxes[number] = StreamBox(StreamKey(self._id, number), self._rounds)
+        box = self._boxes[number] = StreamBox(StreamKey(self.channel_id, number), self._rounds)
         return box
 
     def close(self, box: StreamBox) -> None:
@@ -213,7 +217,7 @@ class _Channel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(encode_hello(Hello(self.address.secret, self._channels._id)))
+        self._transport.write(encode_hello(Hello(self.address.secret, self._channels.channel_id)))
         self._set_timer()
 
     def data_received(self, data: bytes) -> None:

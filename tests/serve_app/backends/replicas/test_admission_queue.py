@@ -3,8 +3,9 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
 
+from deployments.contract.claims import Claim, FairShares
 from deployments.contract.errors import OverloadReason
-from serve_app.backends.replicas.admission_queue import AdmissionQueue, FullError
+from serve_app.backends.replicas.admission_queue import NO_CLAIM, AdmissionQueue, FullError
 from tests.stopped_clock import settle
 
 
@@ -39,11 +40,12 @@ class Requests:
     def __init__(self) -> None:
         self.asked = Asked()
         self.tasks: dict[int, asyncio.Task[str]] = {}
-        self._queue = AdmissionQueue(max_num_asking=2)
+        self.shares = FairShares()
+        self._queue = AdmissionQueue(self.shares, max_num_asking=2)
 
-    async def arrive(self, names: Iterable[int]) -> None:
+    async def arrive(self, names: Iterable[int], claim: Claim = NO_CLAIM) -> None:
         for name in names:
-            self.tasks[name] = asyncio.create_task(self._queue.run(self.asked.asker(name)))
+            self.tasks[name] = asyncio.create_task(self._queue.run(self.asked.asker(name), claim))
         await settle()
 
     def refused(self) -> list[int]:
@@ -146,3 +148,62 @@ async def test_a_request_cancelled_while_it_asks_passes_its_turn_on() -> None:
     queued.tasks[0].cancel()
     await settle()
     assert queued.asked.names == [0, 1, 2]
+
+
+A, B = Claim(tenant="a"), Claim(tenant="b")
+
+
+async def test_a_better_priority_asks_first_whoever_came_before() -> None:
+    queued = Requests()
+    await queued.arrive(range(2))
+    await queued.arrive([2], Claim(priority=1))
+    await queued.arrive([3])
+    await queued.arrive([4], Claim(priority=-1))
+    for name in (0, 4, 3):
+        queued.asked.take(name)
+        await settle()
+    assert queued.asked.names == [0, 1, 4, 3, 2]
+    for name in (1, 2):
+        queued.asked.take(name)
+
+
+async def test_of_a_priority_the_tenant_with_the_least_service_asks_first() -> None:
+    queued = Requests()
+    await queued.arrive(range(2), A)
+    queued.shares.charge(A, 100)
+    await queued.arrive([2, 3], A)
+    await queued.arrive([4, 5], B)
+    queued.shares.charge(A, 1)
+    queued.asked.take(0)
+    await settle()
+    assert queued.asked.names == [0, 1, 4]
+    queued.shares.charge(B, 50)
+    queued.asked.take(1)
+    await settle()
+    assert queued.asked.names == [0, 1, 4, 2]
+    for name in (4, 2):
+        queued.asked.take(name)
+    await settle()
+    for name in (3, 5):
+        queued.asked.take(name)
+
+
+async def test_a_full_refusal_is_told_to_the_same_tenant_with_no_better_priority() -> None:
+    queued = Requests()
+    await queued.arrive(range(2), A)
+    await queued.arrive([2, 3], A)
+    await queued.arrive([4], B)
+    await queued.arrive([5], Claim(tenant="a", priority=1))
+    await queued.arrive([6], Claim(tenant="a", priority=-1))
+    queued.asked.take(0)
+    await settle()
+    assert queued.asked.names == [0, 1, 6]
+    queued.asked.take(6)
+    await settle()
+    assert queued.asked.names == [0, 1, 6, 2]
+    queued.asked.refuse(2)
+    await settle()
+    assert queued.refused() == [2, 3, 5]
+    assert queued.asked.names == [0, 1, 6, 2, 4]
+    for name in (1, 4):
+        queued.asked.take(name)

@@ -10,6 +10,7 @@ from ray.exceptions import ActorDiedError
 
 from deployments.channel import go_ahead
 from deployments.channel.server import ChannelServer
+from deployments.contract.claims import Claim
 from deployments.contract.descriptions import PoolerDescription
 from deployments.contract.errors import (
     ContextLengthExceededError,
@@ -158,6 +159,22 @@ async def test_a_replica_is_told_how_long_ago_the_request_arrived() -> None:
     finally:
         CURRENT_RECORD.reset(token)
     assert [request.elapsed_s for request in sent] == [2.5]
+
+
+async def test_a_replica_is_told_what_all_replicas_served_to_the_tenant() -> None:
+    sent: list[PoolingRequest] = []
+
+    class Replica:
+        async def pool(self, request: PoolingRequest) -> Pooled:
+            sent.append(request)
+            return Pooled(ANSWER, "a")
+
+    model = HandleBackend(cast("DeploymentHandle[Any]", LocalHandle(Replica())))
+    mine = replace(REQUEST, claim=Claim(tenant="mine"))
+    for request in (mine, REQUEST, mine):
+        assert await model.send(request) == ANSWER
+    assert [request.claim.num_served for request in sent] == [0, 0, 3]
+    assert {request.claim.ingress for request in sent} == {model._channels.channel_id}
 
 
 class Suspects:

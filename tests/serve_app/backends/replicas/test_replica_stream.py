@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -11,6 +12,7 @@ from ray.exceptions import ActorDiedError
 from deployments.channel import go_ahead
 from deployments.channel.outbox import OutgoingStream
 from deployments.channel.server import ChannelServer
+from deployments.contract.claims import Claim
 from deployments.contract.errors import (
     GenerationAbortedError,
     GenerationFailedError,
@@ -24,7 +26,7 @@ from deployments.contract.generation import (
     GenerationStream,
     Started,
 )
-from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.output import FinishReason, PromptLogprobs, TextDelta
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.replicas import replica_stream, token_channels
 from serve_app.backends.replicas.replica_errors import LostAfterStartError, ReplicaStoppedError
@@ -49,6 +51,7 @@ class Replica:
     def __init__(self) -> None:
         self.backend = local_backend(self)
         self.channels = ChannelServer("127.0.0.1")
+        self.requests: list[GenerationRequest] = []
         self.streams: list[OutgoingStream] = []
         self.num_running = 0
         self.is_suspicious = False
@@ -67,6 +70,7 @@ class Replica:
         self, request: GenerationRequest
     ) -> AsyncGenerator[list[GenerationEvent], None]:
         assert request.stream is not None
+        self.requests.append(request)
         self.num_running += 1
         self.idle.clear()
         try:
@@ -134,6 +138,30 @@ async def test_a_stream_whose_reader_stops_early_is_cancelled(replica: Replica) 
     other = await replica.backend.send(REQUEST)
     replica.gain(LAST)
     assert await rest_of(other) == LAST
+
+
+async def test_what_a_stream_passes_on_is_told_to_the_replica_that_is_asked_next(
+    replica: Replica,
+) -> None:
+    mine = replace(REQUEST, claim=Claim(tenant="mine"))
+    stream = await replica.backend.send(mine)
+    replica.gain(
+        TextDelta((), "", prompt_logprobs=(PromptLogprobs(None, 0, b"", b"", b"", ()),)),
+        TextDelta((1, 2), "ab", num_cached_tokens=1),
+    )
+    assert len(await anext(aiter(stream))) <= 2
+    replica.gain(LAST)
+    await rest_of(stream)
+    # Two of three tokens of the prompt were computed; each of the answer costs two.
+    for request, expected in ((mine, 8.0), (replace(mine, is_resumed=True), 8.0), (REQUEST, 0.0)):
+        async with aclosing(await replica.backend.send(request)) as stream:
+            claim = replica.requests[-1].claim
+            assert (claim.tenant, claim.num_served) == (request.claim.tenant, expected)
+            assert claim.ingress == replica.backend._channels.channel_id
+            replica.gain(LAST)
+            if request.is_resumed:
+                await rest_of(stream)
+    assert replica.backend._shares.served(mine.claim) == 10, "its prompt was counted elsewhere"
 
 
 async def test_each_reader_gets_only_its_own_deltas(replica: Replica) -> None:

@@ -1,0 +1,195 @@
+from collections import Counter
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.contract import claims
+from deployments.contract.claims import Claim, FairShares, cost
+
+A, B = Claim(tenant="a"), Claim(tenant="b")
+HEAVY = Claim(tenant="heavy", weight=3)
+
+
+def from_ingress(ingress: str, num_served: float = 0) -> Claim:
+    return Claim(tenant="a", num_served=num_served, ingress=ingress)
+
+
+def test_an_answers_token_costs_as_much_as_two_of_a_prompt() -> None:
+    assert cost(100, 10) == 120
+
+
+def test_what_a_tenant_gets_is_divided_by_its_weight() -> None:
+    shares = FairShares()
+    for claim in (A, HEAVY):
+        shares.enter(claim)
+        shares.charge(claim, 30)
+    assert (shares.counter("a"), shares.counter("heavy")) == (30, 10 + 30)
+    # The second began at the counter of the first.
+
+
+def test_a_tenant_that_begins_to_wait_starts_at_the_least_counter_of_those_that_wait() -> None:
+    shares = FairShares()
+    for claim, served in ((A, 100), (B, 300)):
+        shares.enter(claim)
+        shares.charge(claim, served)
+    shares.enter(Claim(tenant="new"))
+    assert shares.counter("new") == 100
+    assert (shares.counter("a"), shares.counter("b")) == (100, 400)
+
+
+def test_idling_saves_nothing_up_even_while_no_tenant_waits() -> None:
+    shares = FairShares()
+    shares.enter(A)
+    shares.leave(A)
+    shares.charge(A, 500)
+    shares.enter(B)
+    assert shares.counter("b") == 500
+
+
+def test_a_tenant_that_was_ahead_stays_ahead_when_it_waits_again() -> None:
+    shares = FairShares()
+    shares.enter(B)
+    shares.enter(A)
+    shares.charge(A, 100)
+    shares.leave(A)
+    shares.enter(A)
+    assert shares.counter("a") == 100, "leaving the queue for a moment pays no debt"
+
+
+def test_what_other_replicas_served_is_learned_while_the_tenant_waits() -> None:
+    shares = FairShares()
+    shares.enter(from_ingress("one", 1000))
+    shares.enter(from_ingress("two", 70))
+    assert shares.counter("a") == 0, "what came before says nothing about those that wait now"
+    shares.enter(from_ingress("one", 1040))
+    shares.enter(from_ingress("two", 80))
+    assert shares.counter("a") == 50
+
+
+def test_what_was_served_here_is_not_counted_again_when_its_ingress_tells_of_it() -> None:
+    shares = FairShares()
+    shares.enter(from_ingress("one", 0))
+    shares.charge(from_ingress("one"), 40)
+    shares.enter(from_ingress("one", 30))
+    assert shares.counter("a") == 40, "ten of them are under way"
+    shares.enter(from_ingress("one", 45))
+    assert shares.counter("a") == 45, "five came from another replica"
+
+
+def test_what_a_tenant_got_elsewhere_while_it_did_not_wait_here_costs_nothing_here() -> None:
+    shares = FairShares()
+    shares.enter(from_ingress("one", 0))
+    shares.leave(A)
+    shares.enter(B)
+    shares.enter(from_ingress("one", 10**6))
+    assert shares.counter("a") == shares.counter("b")
+
+
+def test_an_ingress_that_tells_late_takes_nothing_back() -> None:
+    shares = FairShares()
+    for total in (10, 50, 20, 50):
+        shares.enter(from_ingress("one", total))
+    assert shares.counter("a") == 40
+
+
+def test_cached_tokens_of_a_prompt_are_taken_back() -> None:
+    shares = FairShares()
+    shares.enter(A)
+    shares.charge(A, 100)
+    shares.charge(A, -80)
+    assert shares.counter("a") == 20
+
+
+def test_tenants_are_forgotten_but_never_those_that_wait() -> None:
+    shares = FairShares()
+    shares.enter(A)
+    shares.charge(A, 7)
+    for number in range(2 * claims.MAX_TENANTS):
+        each = Claim(tenant=str(number))
+        shares.enter(each)
+        shares.leave(each)
+    assert len(shares._tenants) == claims.MAX_TENANTS
+    assert shares.counter("a") == 7
+
+
+def test_ingresses_that_have_ended_are_forgotten() -> None:
+    shares = FairShares()
+    for number in range(2 * claims.MAX_INGRESSES):
+        shares.enter(from_ingress(str(number)))
+    assert len(shares._tenants["a"].totals) == claims.MAX_INGRESSES
+
+
+def test_the_tenant_furthest_beyond_its_part_makes_room() -> None:
+    shares = FairShares()
+    for claim in (A, HEAVY):
+        shares.enter(claim)
+    used = {"a": 30.0, "heavy": 34.0}
+    assert shares.most_over(B, 1, 64, used) == "a", "its part is 13; the other's is 38"
+    assert shares.most_over(HEAVY, 1, 64, used) == "a"
+    assert shares.most_over(A, 1, 64, used) is None, "it has more than its part itself"
+
+
+def test_no_two_tenants_take_the_same_room_from_each_other_by_turns() -> None:
+    shares = FairShares()
+    shares.enter(A)
+    assert shares.most_over(B, 1, 1, {"a": 1}) is None
+    assert shares.most_over(B, 1, 3, {"a": 3}) == "a"
+    assert shares.most_over(B, 2, 3, {"a": 3}) is None, "two more would leave it less than its part"
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=2, max_size=4),
+    st.lists(st.integers(1, 50), min_size=400, max_size=400),
+)
+def test_backlogged_tenants_get_service_by_their_weights(
+    weights: Sequence[int], costs: Sequence[int]
+) -> None:
+    """The difference is bounded by the largest service that is given at once (theorem 4.4)."""
+    shares = FairShares()
+    waiting = [Claim(tenant=str(at), weight=weight) for at, weight in enumerate(weights)]
+    for claim in waiting:
+        shares.enter(claim)
+    served: Counter[str] = Counter()
+    for served_now in costs:
+        least = min(waiting, key=lambda claim: shares.counter(claim.tenant))
+        shares.charge(least, served_now)
+        served[least.tenant] += served_now
+    by_weight = [served[claim.tenant] / claim.weight for claim in waiting]
+    assert max(by_weight) - min(by_weight) <= 2 * max(costs)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(1, 20), st.booleans()),
+        max_size=60,
+    )
+)
+def test_nothing_is_counted_twice_whatever_the_way_of_the_news(
+    steps: Sequence[tuple[int, int, int, bool]],
+) -> None:
+    """Two replicas, two ingresses; what is served reaches its ingress at once or much later."""
+    replicas = [FairShares(), FairShares()]
+    totals = [0, 0]
+    late: list[tuple[int, int]] = []
+    truth = 0
+    for replica in replicas:
+        for ingress in range(2):
+            replica.enter(from_ingress(str(ingress)))
+    for at, ingress, served, arrives in steps:
+        claim = from_ingress(str(ingress), totals[ingress])
+        replicas[at].enter(claim)
+        replicas[at].charge(claim, served)
+        truth += served
+        late.append((ingress, served))
+        if arrives:
+            for through, gained in late:
+                totals[through] += gained
+            late.clear()
+        assert all(replica.counter("a") <= truth for replica in replicas)
+    for ingress, gained in late:
+        totals[ingress] += gained
+    for replica in replicas:
+        for ingress in range(2):
+            replica.enter(from_ingress(str(ingress), totals[ingress]))
+        assert replica.counter("a") == truth
