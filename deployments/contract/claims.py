@@ -12,9 +12,12 @@ Source: Sheng et al., Fairness in serving large language models, 2024 (arXiv 240
 algorithm 2, the virtual token counter.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
+
+Item = TypeVar("Item")
 
 ANSWER_COST: Final = 2.0
 """Tokens of a prompt that one of an answer costs, because it takes a step of its own. Source: the
@@ -48,6 +51,11 @@ class Claim:
     waited_s: float = 0.0
     num_served: float = 0.0
     ingress: str = ""
+
+    @property
+    def queue(self) -> tuple[int, str]:
+        """Priority and tenant: where these are the same, the older request goes first."""
+        return self.priority, self.tenant
 
 
 def cost(num_prompt_tokens: int, num_answer_tokens: int = 0) -> float:
@@ -97,10 +105,13 @@ class FairShares:
         """Return the weighted tokens that were charged to a claim's tenant until now."""
         return self._tenant(claim).served
 
-    def num_waiting(self, tenant: str) -> int:
-        """Return how many requests of a tenant wait."""
+    def rank(self, tenant: str) -> tuple[float, int]:
+        """Return what tenants are sorted by: the counter, and for a new one's sake how many wait.
+
+        A tenant that begins to wait has the counter of another, which has more waiting.
+        """
         known = self._waiting.get(tenant)
-        return 0 if known is None else known.num_waiting
+        return self.counter(tenant), 0 if known is None else known.num_waiting
 
     def enter(self, claim: Claim) -> None:
         """Note that a request begins to wait; call `leave` once it no longer does."""
@@ -134,29 +145,71 @@ class FairShares:
         if claim.ingress in tenant.totals:  # it will pass them on, and count them
             tenant.totals[claim.ingress] += served
 
-    def most_over(
-        self, claim: Claim, num_new: float, limit: float, used: Mapping[str, float]
-    ) -> str | None:
-        """Return the tenant that has to make room in a full queue, if one has to.
+    def to_go(
+        self,
+        claim: Claim,
+        num_missing: float,
+        limit: float,
+        waiting: Sequence[tuple[Item, Claim, float]],
+    ) -> list[Item]:
+        """Return what has to leave a full queue for a request; empty if that finds no room.
 
-        The queue is divided by weight among the tenants that use it and the one that asks. A tenant
-        that uses less than its part gets room from the one that is furthest beyond its own; that
-        one keeps its part, so the two never take it from each other by turns.
+        Requests of a worse priority go first. Of the same priority, the queue is divided by weight
+        among the tenants that use it and the one that asks: if that one uses less than its part,
+        the newest go of the tenant that is furthest beyond its own. A tenant keeps its part, so no
+        two take the same room from each other by turns.
 
         Args:
             claim: Of the request that asks for room.
-            num_new: How much it asks for.
+            num_missing: How much room is missing.
             limit: How much the queue holds.
-            used: How much each tenant uses.
+            waiting: What waits, oldest first, each with its claim and the room that it takes.
         """
-        weights = {name: self._tenants[name].weight for name in used if name in self._tenants}
-        weights[claim.tenant] = claim.weight
+        used = defaultdict[str, float](float)
+        for _, other, size in waiting:
+            used[other.tenant] += size
+        newest = waiting[::-1]
+        worse = [each for each in newest if each[1].priority > claim.priority]
+        found: list[Item] = []
+        for item, other, size in sorted(worse, key=lambda each: -each[1].priority):
+            if num_missing > 0:
+                found.append(item)
+                used[other.tenant] -= size
+                num_missing -= size
+        if num_missing <= 0:
+            return found
+        equal = [each for each in newest if each[1].priority == claim.priority]
+        beyond = self._beyond_part(claim, num_missing, limit, equal, used)
+        return found + beyond if beyond else []
+
+    def _beyond_part(
+        self,
+        claim: Claim,
+        num_missing: float,
+        limit: float,
+        newest: Sequence[tuple[Item, Claim, float]],
+        used: defaultdict[str, float],
+    ) -> list[Item]:
+        """Return the newest of the tenants that are furthest beyond their parts; see `to_go`."""
+        weights = {name: self._weight(name) for name in used} | {claim.tenant: claim.weight}
         part = limit / sum(weights.values())
-        if used.get(claim.tenant, 0) >= part * claim.weight:
-            return None
-        beyond = {name: used.get(name, 0) - part * weight for name, weight in weights.items()}
-        most = max(beyond, key=beyond.__getitem__)
-        return most if beyond[most] >= num_new else None
+        if used[claim.tenant] >= part * claim.weight:
+            return []
+        left, found = list(newest), []
+        while num_missing > 0:
+            most = max(weights, key=lambda name: used[name] - part * weights[name])
+            victim = next((each for each in left if each[1].tenant == most), None)
+            if victim is None or used[most] - victim[2] < part * weights[most]:
+                return []
+            left.remove(victim)
+            used[most] -= victim[2]
+            num_missing -= victim[2]
+            found.append(victim[0])
+        return found
+
+    def _weight(self, tenant: str) -> float:
+        known = self._tenants.get(tenant)
+        return 1.0 if known is None else known.weight
 
     def _least(self) -> float:
         """Return the counter at which a tenant starts that begins to wait."""

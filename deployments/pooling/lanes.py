@@ -11,18 +11,22 @@ taken alone, such as a single text, gets all threads; any other gets its lane's.
 everything from the queue, and all of it is handed out before the next sweep. So a text waits for
 one sweep at most, however many shorter ones arrive after it.
 
+Each tenant and priority has sweeps of its own: what comes from others meanwhile is taken at once,
+and the next part begins with the texts of the best priority, of the tenant that got least.
+
 A request's texts may run in several micro-batches, on several threads at once. It is answered once:
 when all its texts are done, or as soon as one fails.
 """
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from deployments.compute.token_budget import TokenBudget
+from deployments.contract.claims import Claim
 from deployments.pooling.micro_batches import in_order, take_batch
 from deployments.pooling.request_queue import Job, RequestQueue, Row, TokenIds
 
@@ -41,6 +45,11 @@ class Answer:
         self._job = job
         self._found: dict[int, Row] = {}
         self._lock = threading.Lock()
+
+    @property
+    def claim(self) -> Claim:
+        """What the job may claim beside others."""
+        return self._job.claim
 
     @property
     def is_wanted(self) -> bool:
@@ -126,7 +135,7 @@ class Lanes:
         self._num_lanes = num_lanes
         self._is_padded = is_padded
         self._turn = threading.Lock()
-        self._sweep = deque[EncodedText]()
+        self._sweeps: dict[tuple[int, str], deque[EncodedText]] = {}  # by tenant and priority
         self._num_left = 1
         self._freed = threading.Condition()
         self._num_threads = self._num_free = torch.get_num_threads()
@@ -136,8 +145,8 @@ class Lanes:
         with self._turn:
             with self._freed:
                 self._freed.wait_for(lambda: self._num_free > 0)
-            if not self._sweep:
-                jobs = self._queue.take_all()
+            jobs = self._queue.take_others(self._sweeps) if self._sweeps else self._queue.take_all()
+            if jobs or not self._sweeps:
                 self._begin(jobs or [])
             if self._queue.is_closed:
                 return None
@@ -154,22 +163,38 @@ class Lanes:
             self._freed.notify()
 
     def _begin(self, jobs: Sequence[Job]) -> None:
-        texts = [text for job in jobs for text in texts_of(job)]
-        self._sweep.extend(in_order(texts, is_padded=self._is_padded))
-        self._num_left = num_parts([text.num_tokens for text in texts], self._num_lanes)
+        texts = defaultdict[tuple[int, str], list[EncodedText]](list)
+        for job in jobs:
+            texts[job.claim.queue] += texts_of(job)
+        for queue, found in texts.items():
+            self._sweeps[queue] = deque(in_order(found, is_padded=self._is_padded))
+        sizes = [text.num_tokens for sweep in self._sweeps.values() for text in sweep]
+        self._num_left = num_parts(sizes, self._num_lanes)
 
     def _next_texts(self, num_parts: int) -> list[EncodedText]:
+        waiting = self._take_sweeps()
         max_tokens = self._budget.tokens
         if num_parts > 1:
-            sizes = [text.num_tokens for text in self._sweep]
+            sizes = [text.num_tokens for text in waiting]
             # Allow half a text more, so that parts are too large as often as too small.
             max_tokens = min(max_tokens, round(sum(sizes) / num_parts + max(sizes) / 2))
-        return take_batch(
-            self._sweep,
+        texts = take_batch(
+            waiting,
             max_tokens,
             is_padded=self._is_padded,
             is_wanted=lambda text: text.answer.is_wanted,
         )
+        self._queue.charge([(text.answer.claim, text.num_tokens) for text in texts])
+        for text in waiting:
+            self._sweeps.setdefault(text.answer.claim.queue, deque()).append(text)
+        return texts
+
+    def _take_sweeps(self) -> deque[EncodedText]:
+        """Return all texts that are not handed out, in order."""
+        order = self._queue.in_order(self._sweeps)
+        waiting = deque(text for queue in order for text in self._sweeps[queue])
+        self._sweeps = {}
+        return waiting
 
     def _claim(self, num_parts: int) -> int:
         with self._freed:

@@ -1,9 +1,14 @@
-"""The queue in front of the device, which limits what may wait and hands out everything at once.
+"""The queue in front of the device, which limits what may wait and hands it out.
 
 A request is counted from its arrival, before any work is done for it, so that a refusal costs
 almost nothing. Its tokens are counted once they are known. Requests that the device has taken do
 not count as waiting; nor does the oldest request while the device is idle, since it is about to be
 taken.
+
+What is handed out is everything that waits, unless other tenants or priorities come meanwhile: then
+the best priority is next, and of its tenants the one that got least (`contract.claims`). If too
+many requests or tokens wait, a tenant that uses less than its share of the queue gets the room of
+the newest request of the tenant that is furthest beyond its own; that one is refused.
 
 The event loop adds and removes requests, and the device's thread takes them. One lock keeps the
 limits exact between the two.
@@ -11,11 +16,12 @@ limits exact between the two.
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from deployments.contract.claims import Claim, FairShares, cost
 from deployments.contract.errors import (
     InvalidRequestError,
     OverloadedError,
@@ -48,6 +54,7 @@ class Job:
     """One request on its way through the replica.
 
     Attributes:
+        claim: What it may claim beside the others.
         sequences: Its encoded texts; empty until they are encoded.
         type_ids: Which of a pair's texts each token of a sequence belongs to; None for a sequence
             if all belong to the first, empty if that is so for all sequences.
@@ -59,6 +66,7 @@ class Job:
         answer: The row of each text, or the error.
     """
 
+    claim: Claim = field(default_factory=Claim)
     sequences: tuple[TokenIds, ...] = ()
     type_ids: tuple[TokenIds | None, ...] = ()
     num_tokens: int = 0
@@ -83,6 +91,7 @@ class RequestQueue:
         self._changed = threading.Condition()
         self._waiting: dict[Job, None] = {}  # a set that keeps its order, oldest first
         self._running: set[Job] = set()
+        self._shares = FairShares()  # of those that wait or run
         self._retry_estimator = RetryEstimator()
         self._is_poked = False
         self._is_closed = False
@@ -131,14 +140,17 @@ class RequestQueue:
             self._limits = limits
 
     @contextmanager
-    def place(self) -> Iterator[Job]:
+    def place(self, claim: Claim | None = None) -> Iterator[Job]:
         """Hold a place for one request, from its arrival to its end.
+
+        Args:
+            claim: The request's; None claims nothing beside others.
 
         Raises:
             OverloadedError: The limit of waiting requests is reached.
             ReplicaUnavailableError: The device's worker has ended.
         """
-        job = Job()
+        job = Job(claim or Claim())
         self._enter(job)
         try:
             yield job
@@ -155,18 +167,20 @@ class RequestQueue:
 
         Raises:
             InvalidRequestError: It has more tokens than `max_queued_tokens`.
-            OverloadedError: Too many tokens would wait.
+            OverloadedError: Too many tokens would wait, or the request has made room for another.
             ReplicaUnavailableError: The device's worker has ended.
         """
         num_tokens = sum(map(len, sequences))
         with self._changed:
             self._check_open()
-            self._check_tokens(num_tokens)
+            if job not in self._waiting:  # it has made room for another tenant's
+                job.answer.result()
+            self._check_tokens(job.claim, num_tokens)
             job.sequences, job.type_ids, job.num_tokens = sequences, type_ids, num_tokens
             self._changed.notify_all()
 
     def take_all(self) -> list[Job] | None:
-        """Wait for requests and return all of them; None once the queue is closed.
+        """Wait for requests and return all of them, in order; None once the queue is closed.
 
         The list is empty if `poke` was called while no request was ready.
         """
@@ -175,15 +189,45 @@ class RequestQueue:
             if self._is_closed:
                 return None
             self._is_poked = False
-            ready = self._ready()
-            for job in ready:
-                del self._waiting[job]
-            taken = [job for job in ready if job.answer.set_running_or_notify_cancel()]
-            self._running.update(taken)
-            now_s = self._now_s()
-            for job in taken:
-                job.taken_s = now_s
-            return taken
+            return self._take(self._ready())
+
+    def take_others(self, queues: Collection[tuple[int, str]]) -> list[Job]:
+        """Return what waits of all other tenants and priorities than these, without waiting.
+
+        Args:
+            queues: See `Claim.queue`.
+        """
+        with self._changed:
+            return self._take([job for job in self._ready() if job.claim.queue not in queues])
+
+    def in_order(self, queues: Collection[tuple[int, str]]) -> list[tuple[int, str]]:
+        """Sort tenants and priorities: first the best priority, then what got least.
+
+        Args:
+            queues: See `Claim.queue`; the older of two equals comes first.
+        """
+        with self._changed:
+            return sorted(queues, key=self._order)
+
+    def charge(self, computed: Iterable[tuple[Claim, int]]) -> None:
+        """Count the tokens of texts that the device computes, each with its request's claim."""
+        with self._changed:
+            for claim, num_tokens in computed:
+                self._shares.charge(claim, cost(num_tokens))
+
+    def _take(self, ready: list[Job]) -> list[Job]:
+        for job in ready:
+            del self._waiting[job]
+        taken = [job for job in ready if job.answer.set_running_or_notify_cancel()]
+        self._running.update(taken)
+        now_s = self._now_s()
+        for job in taken:
+            job.taken_s = now_s
+        return sorted(taken, key=lambda job: self._order(job.claim.queue))
+
+    def _order(self, queue: tuple[int, str]) -> tuple[int, tuple[float, int]]:
+        priority, tenant = queue
+        return priority, self._shares.rank(tenant)
 
     def poke(self) -> None:
         """Make `take_all` return, even without requests."""
@@ -223,14 +267,17 @@ class RequestQueue:
             num_queued = len(self._waiting) + (1 if self._running else 0)
             if num_queued > limit:
                 why = f"{len(self._waiting)} requests wait (max_queued_requests is {limit})"
-                raise self._overloaded(why)
+                sizes = dict.fromkeys(self._waiting, 1)
+                self._make_room(job.claim, 1, limit, sizes, self._overloaded(why))
             self._waiting[job] = None
+            self._shares.enter(job.claim)
 
     def _leave(self, job: Job) -> None:
         with self._changed:
             job.has_left = True
             self._waiting.pop(job, None)
             self._running.discard(job)
+            self._shares.leave(job.claim)
             if job.on_leave is not None:
                 job.on_leave()
             if job.num_tokens:  # otherwise it was refused and took no device time
@@ -240,7 +287,7 @@ class RequestQueue:
         if self._is_closed:
             raise ReplicaUnavailableError("The model's worker has ended; try again.")
 
-    def _check_tokens(self, num_new: int) -> None:
+    def _check_tokens(self, claim: Claim, num_new: int) -> None:
         limit = self._limits.max_queued_tokens
         if limit is None:
             return
@@ -254,7 +301,35 @@ class RequestQueue:
         num_queued = sum(tokens if self._running else tokens[1:])
         if num_queued > limit:
             why = f"{sum(tokens[:-1])} tokens wait (max_queued_tokens is {limit})"
-            raise self._overloaded(why, OverloadReason.TOKENS)
+            sizes = {job: job.num_tokens for job in self._waiting}
+            refusal = self._overloaded(why, OverloadReason.TOKENS)
+            self._make_room(claim, num_queued - limit, limit, sizes, refusal)
+
+    def _make_room(
+        self,
+        claim: Claim,
+        num_missing: int,
+        limit: int,
+        sizes: Mapping[Job, int],
+        refusal: OverloadedError,
+    ) -> None:
+        """Refuse waiting requests in a request's place, or that itself; see `FairShares.to_go`.
+
+        Args:
+            claim: The request's.
+            num_missing: How much room is missing.
+            limit: How much may wait.
+            sizes: The room that each waiting request takes; one without a size is left.
+            refusal: What the refused are told.
+        """
+        waiting = [(job, job.claim, size) for job, size in sizes.items() if size]
+        to_go = self._shares.to_go(claim, num_missing, limit, waiting)
+        if not to_go:
+            raise refusal
+        for job in to_go:
+            del self._waiting[job]
+            if job.answer.set_running_or_notify_cancel():
+                job.answer.set_exception(OverloadedError(*refusal.args))
 
     def _overloaded(
         self, why: str, reason: OverloadReason = OverloadReason.REQUESTS

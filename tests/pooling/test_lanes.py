@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.compute.token_budget import TokenBudget
+from deployments.contract.claims import Claim
 from deployments.pooling.lanes import (
     MAX_LANES,
     MIN_LANE_TOKENS,
@@ -22,6 +23,8 @@ from tests.pooling.tiny_classifiers import MODELS, qwen2
 DEADLINE_S = 20
 LONG = MIN_LANE_TOKENS
 CPU = torch.device("cpu")
+NO_CLAIM = Claim()
+A, B = Claim(tenant="a"), Claim(tenant="b")
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +42,8 @@ class Setup:
         self.queue = RequestQueue(QueueLimits(1000, None))
         self.lanes = Lanes(self.queue, TokenBudget(max_tokens), num_lanes, is_padded=False)
 
-    def put(self, *sizes: int) -> Job:
-        job = Job()
+    def put(self, *sizes: int, claim: Claim = NO_CLAIM) -> Job:
+        job = Job(claim)
         self.queue._enter(job)
         self.queue.put(job, tuple((0,) * size for size in sizes))
         return job
@@ -136,6 +139,51 @@ def test_one_lane_takes_full_micro_batches_on_all_threads() -> None:
         work = setup.take()
         assert (sizes(work), work.num_threads) == (expected, 2)
         setup.lanes.give_back(work)
+
+
+def tenants(work: LaneWork) -> str:
+    return "".join(text.answer.claim.tenant for text in work.texts)
+
+
+def test_another_tenant_s_texts_wait_for_a_micro_batch_and_not_for_the_sweep() -> None:
+    setup = Setup(num_lanes=1, max_tokens=2 * LONG)
+    for _ in range(6):
+        setup.put(LONG, claim=A)
+    found = [setup.take()]
+    for _ in range(3):
+        setup.put(LONG, claim=B)
+    for _ in range(4):
+        setup.lanes.give_back(found[-1])
+        found.append(setup.take())
+    assert [tenants(work) for work in found] == ["aa", "bb", "aa", "ba", "a"]
+
+
+def test_texts_are_computed_by_their_tenants_weights() -> None:
+    setup = Setup(num_lanes=1, max_tokens=LONG)
+    heavy = Claim(tenant="h", weight=3)
+    for _ in range(8):
+        setup.put(LONG, claim=A)
+        setup.put(LONG, claim=heavy)
+    found = []
+    for _ in range(12):
+        found.append(setup.take())
+        setup.lanes.give_back(found[-1])
+    order = "".join(map(tenants, found))
+    assert (order[:8].count("h"), order.count("h")) == (6, 8)
+
+
+def test_a_better_priority_s_texts_come_before_a_sweep_that_has_begun() -> None:
+    setup = Setup(num_lanes=1, max_tokens=LONG)
+    for _ in range(3):
+        setup.put(LONG, claim=A)
+    setup.lanes.give_back(setup.take())
+    setup.put(LONG, claim=Claim(1, "late"))
+    setup.put(LONG, LONG, claim=Claim(-1, "soon"))
+    found = []
+    for _ in range(5):
+        found.append(setup.take())
+        setup.lanes.give_back(found[-1])
+    assert list(map(tenants, found)) == ["soon", "soon", "a", "a", "late"]
 
 
 def test_abandoned_texts_are_handed_to_no_lane() -> None:

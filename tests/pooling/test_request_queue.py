@@ -3,9 +3,11 @@ from contextlib import ExitStack
 
 import pytest
 
+from deployments.contract.claims import Claim
 from deployments.contract.errors import (
     InvalidRequestError,
     OverloadedError,
+    OverloadReason,
     ReplicaUnavailableError,
 )
 from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue
@@ -31,8 +33,8 @@ def tokens(*lengths: int) -> tuple[tuple[int, ...], ...]:
     return tuple((5,) * length for length in lengths)
 
 
-def put(queue: RequestQueue, stack: ExitStack, *lengths: int) -> Job:
-    job = stack.enter_context(queue.place())
+def put(queue: RequestQueue, stack: ExitStack, *lengths: int, claim: Claim | None = None) -> Job:
+    job = stack.enter_context(queue.place(claim))
     queue.put(job, tokens(*lengths))
     return job
 
@@ -165,3 +167,55 @@ def test_a_closed_queue_accepts_nothing_and_fails_its_requests(stack: ExitStack)
         queue.put(unready, tokens(1))
     with pytest.raises(ReplicaUnavailableError):
         stack.enter_context(queue.place())
+
+
+A, B = Claim(tenant="a"), Claim(tenant="b")
+
+
+def test_a_tenant_under_its_share_gets_the_room_of_one_beyond_its_own(stack: ExitStack) -> None:
+    queue = RequestQueue(QueueLimits(4, None))
+    put(queue, stack, 1, claim=A)
+    queue.take_all()
+    kept = [put(queue, stack, 1, claim=A) for _ in range(2)]
+    gone = [put(queue, stack, 1, claim=A), stack.enter_context(queue.place(A))]
+    mine = [put(queue, stack, 1, claim=B) for _ in range(2)]
+    with pytest.raises(OverloadedError, match="4 requests wait"):
+        put(queue, stack, 1, claim=B)
+    with pytest.raises(OverloadedError):
+        put(queue, stack, 1, claim=A)
+    with pytest.raises(OverloadedError, match=r"4 requests wait \(max_queued_requests is 4\)"):
+        gone[0].answer.result()
+    with pytest.raises(OverloadedError):
+        queue.put(gone[1], tokens(1))
+    assert queue.num_waiting == 4
+    assert set(queue.take_all() or ()) == {*kept, *mine}
+
+
+def test_room_in_tokens_is_shared_too(stack: ExitStack) -> None:
+    queue = RequestQueue(QueueLimits(100, 10))
+    put(queue, stack, 1, claim=A)
+    queue.take_all()
+    jobs = [put(queue, stack, 2, claim=A) for _ in range(5)]
+    put(queue, stack, 3, claim=B)
+    assert [job.answer.done() for job in jobs] == [False] * 3 + [True] * 2
+    with pytest.raises(OverloadedError) as caught:
+        put(queue, stack, 5, claim=B)
+    assert caught.value.reason is OverloadReason.TOKENS
+
+
+def test_what_waits_is_taken_by_priority_share_and_age(stack: ExitStack) -> None:
+    queue = RequestQueue(ENOUGH)
+    late = put(queue, stack, 1, claim=Claim(1, "a"))
+    mine = [put(queue, stack, 1, claim=A) for _ in range(2)]
+    other = put(queue, stack, 1, claim=B)
+    queue.charge([(A, 10)])
+    assert queue.take_others({(1, "a")}) == [other, *mine]
+    assert queue.take_all() == [late]
+
+
+def test_one_tenant_s_requests_are_taken_from_beside_a_sweep_only_at_its_end(
+    stack: ExitStack,
+) -> None:
+    queue = RequestQueue(ENOUGH)
+    put(queue, stack, 1, claim=A)
+    assert queue.take_others({A.queue}) == []

@@ -111,7 +111,7 @@ class AdmissionQueue:
             self._num_asking += 1
             return
         turn = _Turn(self._num_arrived, claim, asyncio.get_running_loop().create_future())
-        self._queues.setdefault((claim.priority, claim.tenant), deque()).append(turn)
+        self._queues.setdefault(claim.queue, deque()).append(turn)
         try:
             await turn.come
         except asyncio.CancelledError:
@@ -128,9 +128,9 @@ class AdmissionQueue:
                 self._num_asking += 1
                 turn.come.set_result(None)
 
-    def _order(self, key: tuple[int, str]) -> tuple[int, float, int]:
+    def _order(self, key: tuple[int, str]) -> tuple[int, tuple[float, int], int]:
         priority, tenant = key
-        return priority, self._shares.counter(tenant), self._queues[key][0].number
+        return priority, self._shares.rank(tenant), self._queues[key][0].number
 
     def _take(self, key: tuple[int, str]) -> _Turn:
         queue = self._queues[key]

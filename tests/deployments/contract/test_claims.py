@@ -120,22 +120,52 @@ def test_ingresses_that_have_ended_are_forgotten() -> None:
     assert len(shares._tenants["a"].totals) == claims.MAX_INGRESSES
 
 
-def test_the_tenant_furthest_beyond_its_part_makes_room() -> None:
+def waiting(*claims: Claim, size: float = 1) -> list[tuple[int, Claim, float]]:
+    """Return what waits, by its number, oldest first."""
+    return [(number, claim, size) for number, claim in enumerate(claims)]
+
+
+def test_the_newest_of_the_tenant_furthest_beyond_its_part_makes_room() -> None:
     shares = FairShares()
-    for claim in (A, HEAVY):
+    for claim in (A, B, HEAVY):
         shares.enter(claim)
-    used = {"a": 30.0, "heavy": 34.0}
-    assert shares.most_over(B, 1, 64, used) == "a", "its part is 13; the other's is 38"
-    assert shares.most_over(HEAVY, 1, 64, used) == "a"
-    assert shares.most_over(A, 1, 64, used) is None, "it has more than its part itself"
+    queue = waiting(*[A] * 30, *[HEAVY] * 34)
+    # Of 64 places, 13 are a's and b's each, and 38 heavy's.
+    assert shares.to_go(B, 1, 64, queue) == [29]
+    assert shares.to_go(B, 3, 64, queue) == [29, 28, 27]
+    assert shares.to_go(HEAVY, 1, 64, queue) == [29]
+    assert shares.to_go(A, 1, 64, queue) == [], "it has more than its part itself"
+    assert shares.to_go(B, 18, 64, queue) == [], "the other would keep less than its part"
 
 
 def test_no_two_tenants_take_the_same_room_from_each_other_by_turns() -> None:
     shares = FairShares()
+    assert shares.to_go(B, 1, 1, waiting(A)) == []
+    assert shares.to_go(B, 1, 3, waiting(A, A, A)) == [2]
+    assert shares.to_go(A, 1, 3, waiting(A, A, B)) == []
+    assert shares.to_go(B, 2, 3, waiting(A, A, A)) == [], "two more would leave it one"
+
+
+def test_room_in_tokens_is_divided_as_room_for_requests() -> None:
+    shares = FairShares()
+    queue = waiting(*[A] * 10, size=10)
+    assert shares.to_go(B, 25, 100, queue) == [9, 8, 7]
+    assert shares.to_go(B, 51, 100, queue) == []
+
+
+def test_a_worse_priority_makes_room_before_shares_are_looked_at() -> None:
+    shares = FairShares()
+    low, lower = Claim(1, "a"), Claim(2, "b")
+    queue = waiting(low, lower, low, lower, A)
+    assert shares.to_go(A, 3, 5, queue) == [3, 1, 2]
+    assert shares.to_go(low, 2, 5, queue) == [3, 1]
+    assert shares.to_go(lower, 1, 5, queue) == [], "it takes no room from a better one"
+
+
+def test_with_one_tenant_and_one_priority_nothing_makes_room() -> None:
+    shares = FairShares()
     shares.enter(A)
-    assert shares.most_over(B, 1, 1, {"a": 1}) is None
-    assert shares.most_over(B, 1, 3, {"a": 3}) == "a"
-    assert shares.most_over(B, 2, 3, {"a": 3}) is None, "two more would leave it less than its part"
+    assert shares.to_go(A, 1, 4, waiting(*[A] * 4)) == []
 
 
 @given(

@@ -193,6 +193,7 @@ async def test_a_full_refusal_is_told_to_the_same_tenant_with_no_better_priority
     await queued.arrive(range(2), A)
     await queued.arrive([2, 3], A)
     await queued.arrive([4], B)
+    queued.shares.charge(B, 1)
     await queued.arrive([5], Claim(tenant="a", priority=1))
     await queued.arrive([6], Claim(tenant="a", priority=-1))
     queued.asked.take(0)
