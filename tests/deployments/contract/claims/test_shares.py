@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.contract import claims
 from deployments.contract.claims import Claim, FairShares, cost
+from deployments.contract.claims import shares as fair_shares
 
 A, B = Claim(tenant="a"), Claim(tenant="b")
 HEAVY = Claim(tenant="heavy", weight=3)
@@ -105,19 +105,19 @@ def test_tenants_are_forgotten_but_never_those_that_wait() -> None:
     shares = FairShares()
     shares.enter(A)
     shares.charge(A, 7)
-    for number in range(2 * claims.MAX_TENANTS):
+    for number in range(2 * fair_shares.MAX_TENANTS):
         each = Claim(tenant=str(number))
         shares.enter(each)
         shares.leave(each)
-    assert len(shares._tenants) == claims.MAX_TENANTS
+    assert len(shares._tenants) == fair_shares.MAX_TENANTS
     assert shares.counter("a") == 7
 
 
 def test_ingresses_that_have_ended_are_forgotten() -> None:
     shares = FairShares()
-    for number in range(2 * claims.MAX_INGRESSES):
+    for number in range(2 * fair_shares.MAX_INGRESSES):
         shares.enter(from_ingress(str(number)))
-    assert len(shares._tenants["a"].totals) == claims.MAX_INGRESSES
+    assert len(shares._tenants["a"].totals) == fair_shares.MAX_INGRESSES
 
 
 def waiting(*claims: Claim, size: float = 1) -> list[tuple[int, Claim, float]]:

@@ -1,4 +1,4 @@
-"""What a request may claim of a replica beside the requests of others, and what tenants got.
+"""Fair shares: which tenant is next, and which one makes room in a full queue.
 
 A tenant's counter is the service that it got, divided by its weight: of the tenants that wait, the
 one with the least counter is next. A tenant that begins to wait starts at the least counter of
@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from deployments.contract.claims.claim import Claim
+
 Item = TypeVar("Item")
 
 ANSWER_COST: Final = 2.0
@@ -28,34 +30,6 @@ MAX_TENANTS: Final = 1024
 
 MAX_INGRESSES: Final = 64
 """Ingresses whose totals are remembered for a tenant; those of ended ones leave in time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Whose a request is, and how soon it should run.
-
-    Attributes:
-        priority: A lower one runs first, as vLLM's field of this name.
-        tenant: The name of the API key, or what a trusted gateway says; empty without keys.
-        weight: The tenant's share of a model, beside the other tenants'.
-        waited_s: Seconds that the request has waited for its turn until now, at all replicas and
-            parked. The ingress sets it for each call.
-        num_served: Weighted tokens of this model that the ingress knows were served to the tenant.
-            The ingress sets it for each call.
-        ingress: Names that ingress. It sets it for each call.
-    """
-
-    priority: int = 0
-    tenant: str = ""
-    weight: float = 1.0
-    waited_s: float = 0.0
-    num_served: float = 0.0
-    ingress: str = ""
-
-    @property
-    def queue(self) -> tuple[int, str]:
-        """Priority and tenant: where these are the same, the older request goes first."""
-        return self.priority, self.tenant
 
 
 def cost(num_prompt_tokens: int, num_answer_tokens: int = 0) -> float:

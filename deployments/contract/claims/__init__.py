@@ -1,0 +1,6 @@
+"""What requests may claim of a model beside each other, and who is next by that."""
+
+from deployments.contract.claims.claim import Claim
+from deployments.contract.claims.shares import FairShares, cost
+
+__all__ = ["Claim", "FairShares", "cost"]
