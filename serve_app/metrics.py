@@ -4,14 +4,17 @@ A refused request is counted only here, where its client is answered, because it
 offered to several replicas, or to none. Tokens are counted here, too, where they leave: what a dead
 replica had generated and not delivered does not count, nor a whole answer that fails before it is
 sent, and a moved stream's prompt counts once.
+
+The label `key` is the tenant: the name of the API key, or the fairness id of a trusted gateway.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from deployments.contract.errors import OverloadReason
 from deployments.contract.telemetry.metric_store import Counter, Kind, Metric, MetricStore
-from deployments.contract.telemetry.metric_table import GENERATOR, POOLER
+from deployments.contract.telemetry.metric_table import GENERATOR, LATENCY_BUCKETS_S, POOLER
 from serve_app.http.request_record import MoveReason, RequestRecord
 
 REJECTIONS: Final = Metric(
@@ -40,9 +43,27 @@ DELIVERED_TOKENS: Final = Metric(
     "Tokens of answers, once handed to the HTTP server; the sum of what clients read in `usage`.",
     ("model_name", "key"),
 )
+PARKED: Final = Metric(
+    "raystream_streams_parked",
+    Kind.GAUGE,
+    "Streams that have begun, hold no memory of a replica, and wait at the ingress to go on.",
+)
+PARKED_TIME: Final = Metric(
+    "raystream_parked_seconds",
+    Kind.HISTOGRAM,
+    "From the moment when a stream is parked until it goes on, or ends.",
+    buckets=LATENCY_BUCKETS_S,
+)
 
-INGRESS: Final = (REJECTIONS, MOVES, PROMPT_TOKENS, DELIVERED_TOKENS)
+INGRESS: Final = (REJECTIONS, MOVES, PROMPT_TOKENS, DELIVERED_TOKENS, PARKED, PARKED_TIME)
 """The metrics of an ingress."""
+
+MAX_GATEWAY_TENANTS: Final = 64
+"""Tenants of a gateway that an ingress counts by name, the first that ask; the rest are OTHERS.
+Each name is a series of its own for each model."""
+
+OTHERS: Final = "other"
+"""The label of all further tenants of a gateway."""
 
 ALL: Final = {metric.name: metric for metric in (*GENERATOR, *POOLER, *INGRESS)}
 """The definition of every metric, by its name."""
@@ -66,8 +87,10 @@ class IngressMetrics:
             replica: Serve's id of the ingress's replica.
         """
         self.store = MetricStore(INGRESS, deployment, replica)
+        self._tenants: set[str] = set()  # those of a gateway that have a series
         for model_id in model_ids:
             self.store.open_series(model_id)
+            self.store.gauge(PARKED.name, model_id)
 
     def count_prompt(self, record: RequestRecord, num_tokens: int) -> None:
         """Count a prompt; see `Meter`."""
@@ -85,5 +108,28 @@ class IngressMetrics:
         """Count a refused request; see `Meter`."""
         self.store.counter(REJECTIONS.name, record.model or "", reason).inc()
 
+    @contextmanager
+    def parked(self, record: RequestRecord) -> Iterator[None]:
+        """Count a stream as parked while the block runs, and how long that was; see `Meter`."""
+        gauge = self.store.gauge(PARKED.name, record.model or "")
+        parked_s = record.now()
+        gauge.set(gauge.value + 1)
+        try:
+            yield
+        finally:
+            gauge.set(gauge.value - 1)
+            time = self.store.histogram(PARKED_TIME.name, record.model or "")
+            time.observe(record.now() - parked_s)
+
     def _of(self, metric: Metric, record: RequestRecord) -> Counter:
-        return self.store.counter(metric.name, record.model or "", record.key_name or "")
+        return self.store.counter(metric.name, record.model or "", self._tenant(record))
+
+    def _tenant(self, record: RequestRecord) -> str:
+        """Return the label of a request's tenant."""
+        tenant, key = record.standing.tenant, record.key_name or ""
+        if tenant in ("", key):
+            return key  # as many as the configuration has
+        if tenant not in self._tenants and len(self._tenants) >= MAX_GATEWAY_TENANTS:
+            return OTHERS
+        self._tenants.add(tenant)
+        return tenant

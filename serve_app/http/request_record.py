@@ -5,6 +5,7 @@ are made from it. `current_record` finds it from any task that works for the req
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
@@ -53,6 +54,10 @@ class Meter(Protocol):
         """Count a stream, or another request, that has moved to another replica."""
         ...
 
+    def parked(self, record: "RequestRecord") -> AbstractContextManager[None]:
+        """Count a stream as parked while the block runs."""
+        ...
+
     def count_refusal(self, record: "RequestRecord", reason: OverloadReason) -> None:
         """Count a request whose client is told that there is no room for it."""
         ...
@@ -84,6 +89,7 @@ class RequestRecord:
         has_left: Whether the client left before that, and before anything had failed.
         warnings: What the client asked for and will not get; the answer's header tells.
         num_moves: How often another replica took over after a loss, over all answers.
+        num_parked: How often a stream was parked, over all answers.
         operation: What the model was asked to do, as traces name it.
         span: The request's span; None if its trace is not recorded.
         on_notice: Takes the notices for the client; a streamed answer sets it while it sends.
@@ -110,6 +116,7 @@ class RequestRecord:
     has_left: bool = False
     warnings: tuple[str, ...] = ()
     num_moves: int = 0
+    num_parked: int = 0
     operation: str | None = None
     span: Span | None = None
     on_notice: Callable[[str], object] = lambda notice: None
@@ -156,6 +163,11 @@ class RequestRecord:
             self.meter.count_move(self, reason)
         if self.span is not None:
             self.span.add_event(MOVED, {MOVE_REASON: reason})
+
+    def parked(self) -> AbstractContextManager[None]:
+        """Note that a stream of the request is parked while the block runs."""
+        self.num_parked += 1
+        return nullcontext() if self.meter is None else self.meter.parked(self)
 
     def failed(self, code: str | None, overload: OverloadReason | None = None) -> None:
         """Note the error that broke an answer; see `refused`."""
@@ -209,6 +221,7 @@ class RequestRecord:
                 "prompt_tokens": self.num_prompt_tokens,
                 "completion_tokens": self.num_completion_tokens,
                 "moves": self.num_moves,
+                "parked": self.num_parked,
                 "ttft_ms": _ms(self.first_token_s, self.started_s),
                 "duration_ms": _ms(self.now(), self.started_s),
             }

@@ -3,11 +3,16 @@ import pytest
 from deployments.contract.errors import OverloadReason
 from deployments.contract.telemetry.metric_table import GENERATOR, POOLER
 from serve_app.http.request_record import MoveReason, RequestRecord
+from serve_app.http.standing import Standing
 from serve_app.metrics import (
     ALL,
     DELIVERED_TOKENS,
     INGRESS,
+    MAX_GATEWAY_TENANTS,
     MOVES,
+    OTHERS,
+    PARKED,
+    PARKED_TIME,
     PROMPT_TOKENS,
     REJECTIONS,
     IngressMetrics,
@@ -19,6 +24,8 @@ NAMES = {
     "raystream_streams_moved_total",
     "raystream_prompt_tokens_total",
     "raystream_delivered_tokens_total",
+    "raystream_streams_parked",
+    "raystream_parked_seconds",
 }
 """The names that dashboards query."""
 
@@ -102,3 +109,42 @@ def test_series_of_all_models_begin_at_zero(metrics: IngressMetrics) -> None:
     found = metrics.store.snapshot().series["raystream_streams_moved_total"]
     expected = {(model, reason.value) for model in "ab" for reason in MoveReason}
     assert {labels for labels, _ in found} == expected
+
+
+def test_a_parked_stream_counts_until_it_goes_on(metrics: IngressMetrics) -> None:
+    now_s = 10.0
+    made = RequestRecord("r", "POST", lambda: now_s, 0.0, model="b", meter=metrics)
+    assert metrics.store.snapshot().series[PARKED.name] == ((("a",), (0,)), (("b",), (0,)))
+    with made.parked():
+        with made.parked():  # another answer of the same request
+            assert numbers(metrics, PARKED)[("b",)] == 2
+            now_s = 13.0
+        assert numbers(metrics, PARKED)[("b",)] == 1
+        now_s = 14.0
+    assert numbers(metrics, PARKED) == {}
+    times = metrics.store.histogram(PARKED_TIME.name, "b").read()
+    assert (times[-2], times[-1]) == (2, 3.0 + 4.0)
+    assert made.num_parked == 2
+
+
+def test_a_stream_that_ends_while_it_is_parked_is_counted_no_more(metrics: IngressMetrics) -> None:
+    with pytest.raises(ConnectionError), record(metrics).parked():
+        raise ConnectionError
+    assert numbers(metrics, PARKED) == {}
+
+
+def test_tenants_of_a_gateway_are_counted_by_name_up_to_a_number(metrics: IngressMetrics) -> None:
+    for number in range(MAX_GATEWAY_TENANTS + 3):
+        asked = record(metrics, key="gateway")
+        asked.standing = Standing(f"tenant {number}")
+        asked.opened(2)
+        asked.opened(2)
+    for number in range(MAX_GATEWAY_TENANTS + 3):
+        asked = record(metrics, key=f"key {number}")
+        asked.standing = Standing(f"key {number}")
+        asked.opened(1)
+    counted = numbers(metrics, PROMPT_TOKENS)
+    assert counted[("a", "tenant 0")] == counted[("a", f"tenant {MAX_GATEWAY_TENANTS - 1}")] == 4
+    assert counted[("a", OTHERS)] == 3 * 4
+    assert counted[("a", f"key {MAX_GATEWAY_TENANTS + 2}")] == 1
+    assert len(counted) == MAX_GATEWAY_TENANTS + 1 + MAX_GATEWAY_TENANTS + 3

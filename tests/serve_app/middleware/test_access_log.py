@@ -51,6 +51,7 @@ async def test_an_answer_writes_one_line(
         "prompt_tokens": 7,
         "completion_tokens": 5,
         "moves": 0,
+        "parked": 0,
     }
 
 
