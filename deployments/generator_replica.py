@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import replace
 from math import inf
 from typing import TypeVar, TypeVarTuple
@@ -47,12 +47,13 @@ from deployments.contract.telemetry.metric_table import GENERATOR
 from deployments.contract.user_config import queue_limits, set_batching
 from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
 from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.generator.admission import Admission, AdmissionLimits
+from deployments.generator.admission.admission import Admission, AdmissionLimits
+from deployments.generator.admission.engine_run import EngineRun
+from deployments.generator.admission.run_estimate import Permit
 from deployments.generator.context_length import fit_length, prompt_field
 from deployments.generator.description import describe_model
 from deployments.generator.fingerprint import content_digest, model_folder, system_fingerprint
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
-from deployments.generator.run_estimate import Permit
 from deployments.generator.text_engine import EngineFacts, TextEngine
 from deployments.plan.replica_report import WorkCounts
 from deployments.replica.metrics import GeneratorMetrics, StreamClock
@@ -103,7 +104,9 @@ class GeneratorReplica(ModelReplica):
         # Calls of `tokenize` queue here, so that prompts to be answered don't wait for them.
         self._token_executor = BoundedExecutor(self._encoding, 1, MAX_NUM_TOKEN_CALLS, "prompts")
         self._admission = Admission(
-            AdmissionLimits(self.max_num_seqs, *self._queue_limits({})), facts.layout
+            AdmissionLimits(self.max_num_seqs, *self._queue_limits({})),
+            facts.layout,
+            priority_aging_s=self._spec.priority_aging_s,
         )
         self._suspects = asyncio.Lock()
         # A separate thread: a large grammar would otherwise delay every prompt.
@@ -132,7 +135,11 @@ class GeneratorReplica(ModelReplica):
 
     def _observe(self, stats: EngineStats) -> None:
         self._channels.flush()
-        self._metrics.observe_engine(stats)
+        self._metrics.observe_engine(self._with_those_outside(stats))
+
+    def _with_those_outside(self, stats: EngineStats) -> EngineStats:
+        """Return the engine's stats, with the sequences that wait to go into it."""
+        return replace(stats, num_waiting=stats.num_waiting + self._admission.num_outside)
 
     @property
     def _load(self) -> ReplicaLoad:
@@ -149,7 +156,7 @@ class GeneratorReplica(ModelReplica):
 
     @property
     def _work(self) -> WorkCounts:
-        stats = self._engine.stats
+        stats = self._with_those_outside(self._engine.stats)
         return WorkCounts(
             stats.num_running,
             stats.num_waiting,
@@ -298,7 +305,17 @@ class GeneratorReplica(ModelReplica):
 
             if span is not None:
                 span.accepted(num_tokens)
-            with self._engine.running(sequence, take):
+            self._engine.require_alive()
+            run = EngineRun(
+                self._engine,
+                request,
+                sequence,
+                take,
+                flush=self._channels.flush,
+                on_begun=lambda: self._admission.note_begun(permit),
+                on_late=lambda: self._admission.park(permit),
+            )
+            with closing(run), self._admission.turns(permit, run):
                 yield [
                     Accepted(
                         num_tokens,

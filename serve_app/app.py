@@ -160,9 +160,9 @@ def _bind_models(
         RefusedFileError: A replica would fail of what the file says.
         ValueError: A model's share of a GPU can't be chosen.
     """
-    tracing = args.tracing.settings
+    tracing, aging_s = args.tracing.settings, args.limits.priority_aging_s
     specs = {
-        id_: replace(spec, tracing=tracing)
+        id_: replace(spec, tracing=tracing, priority_aging_s=aging_s)
         for id_, spec in resolve_models(args.models, _num_cluster_gpus(), _read_shape).items()
     }
     files = deployed_files()

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from deployments.contract.claims import PRIORITY_AGING_S
 from deployments.contract.model_spec import ModelConfig
 from deployments.contract.sampling_params import MAX_NUM_STOPS
 from deployments.contract.strict_model import StrictModel
@@ -119,6 +120,10 @@ class LimitsConfig(StrictModel):
     failover_timeout_s: float = Field(default=90, gt=0, allow_inf_nan=False)
     """Most seconds from the loss of an answer's replica until another goes on with it, or begins
     anew if nothing had come.
+    """
+    priority_aging_s: float = Field(default=PRIORITY_AGING_S, gt=0, allow_inf_nan=False)
+    """Seconds of waiting that are worth one step of priority: a request goes before those of a
+    priority better by one that came more than so much later. So none waits for ever.
     """
     slow_reader_timeout_s: float | None = Field(default=30, gt=0, allow_inf_nan=False)
     """Most seconds that a client may leave a stream unread while there is more to send; then it

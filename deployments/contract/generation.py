@@ -113,6 +113,9 @@ class GenerationRequest(Request["GenerationStream"]):
             already sent; they are not sent again.
         adapter: The id of the model's LoRA adapter that it runs with; None runs the model itself.
         claim: What it may claim beside other requests.
+        may_park: Whether its ingress takes it back if others displace it, to offer it again later.
+        is_parked: Whether its ingress holds it and offers it again. A replica gives it back if it
+            has no turn there soon.
     """
 
     request_id: str
@@ -134,6 +137,8 @@ class GenerationRequest(Request["GenerationStream"]):
     num_prompt_logprobs: int = 0
     adapter: str | None = None
     claim: Claim = field(default_factory=Claim)
+    may_park: bool = False
+    is_parked: bool = False
 
     @property
     def is_admitted(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
+from deployments.contract.claims import PRIORITY_AGING_S
 from deployments.contract.descriptions import Task
 from deployments.contract.strict_model import StrictModel
 from deployments.contract.telemetry.tracing import TracingSettings
@@ -387,12 +388,14 @@ class ModelSpec:
         source: An absolute folder, or the id of a hub repository.
         num_gpus: What Ray reserves for each replica: 0, a share of one GPU, or several GPUs.
         tracing: Where the replicas' spans go; None turns tracing off.
+        priority_aging_s: `limits.priority_aging_s` of the configuration.
     """
 
     entry: ModelConfig
     source: str
     num_gpus: float
     tracing: TracingSettings | None = None
+    priority_aging_s: float = PRIORITY_AGING_S
 
     @property
     def id(self) -> str:

@@ -17,6 +17,8 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    PARKED = "parked"
+    """Its replica has given it back to its ingress, which offers it again later."""
 
 
 @dataclass(frozen=True, slots=True)

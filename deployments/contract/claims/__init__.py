@@ -1,6 +1,7 @@
 """What requests may claim of a model beside each other, and who is next by that."""
 
 from deployments.contract.claims.claim import Claim
+from deployments.contract.claims.claim_queue import PRIORITY_AGING_S, ClaimQueue
 from deployments.contract.claims.shares import FairShares, cost
 
-__all__ = ["Claim", "FairShares", "cost"]
+__all__ = ["PRIORITY_AGING_S", "Claim", "ClaimQueue", "FairShares", "cost"]

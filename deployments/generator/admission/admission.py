@@ -1,10 +1,10 @@
 """Admission: which sequences may run on a replica, which may wait, and which are refused.
 
 Each sequence holds a permit from its arrival to its end. At most `max_num_seqs` run, if their
-tokens fit into the KV memory. A limited number of sequences and tokens may wait, in the order of
-the engine's own queue, which `deployments.generator.run_estimate` estimates. All ingress replicas
-share this admission, so their number does not change the limits. It runs only on the replica's
-event loop and needs no lock.
+tokens fit into the KV memory; `run_estimate` says which. A limited number of sequences and tokens
+may wait, in the order of their claims; `engine_feed` lets them into the engine. All ingress
+replicas share this admission, so their number does not change the limits. It runs only on the
+replica's event loop and needs no lock.
 
 A sequence is counted before any work is done for it, so that a refusal costs almost nothing. Its
 tokens are counted once they are known; if it turns out then that it has to wait, because the memory
@@ -13,6 +13,10 @@ answers, several prompts) are admitted together or not at all: the first takes p
 the others claim theirs. Sequences that another replica has already admitted bypass the limits, so
 that they finish; but if that replica still runs them, they are admitted only if they can run at
 once.
+
+If as many wait as may, a request of a better priority than others is admitted all the same. One of
+those that wait is then parked: the newest of the worst priority. If none waits that could be, one
+that runs is going to give up its place.
 """
 
 import time
@@ -20,9 +24,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from deployments.contract.claims import PRIORITY_AGING_S, Claim, ClaimQueue
 from deployments.contract.errors import InvalidRequestError, OverloadedError, OverloadReason
 from deployments.contract.generation import GenerationRequest, RequestGroup
-from deployments.generator.run_estimate import Permit, RunEstimate
+from deployments.generator.admission.engine_feed import EngineFeed
+from deployments.generator.admission.run_estimate import Permit, Run, RunEstimate
 from deployments.plan.kv_layout import KVLayout
 from deployments.replica.retry_after import RetryEstimator
 
@@ -59,6 +65,8 @@ class Admission:
         limits: AdmissionLimits,
         layout: KVLayout,
         now_s: Callable[[], float] = time.monotonic,
+        *,
+        priority_aging_s: float = PRIORITY_AGING_S,
     ) -> None:
         """Start with no permits.
 
@@ -67,11 +75,14 @@ class Admission:
                 valid.
             layout: The engine's KV memory.
             now_s: Returns the time of a monotonic clock, in seconds.
+            priority_aging_s: Seconds of waiting that are worth one step of priority.
         """
         self.limits = limits
         self._layout = layout
         self._now_s = now_s
-        self._estimate = RunEstimate(limits.max_num_seqs, layout)
+        queue = ClaimQueue[Permit](priority_aging_s)
+        self._estimate = RunEstimate(limits.max_num_seqs, layout, queue, now_s)
+        self._feed = EngineFeed(self._estimate)
         self._reserved: dict[str, Permit] = {}  # the first of each group
         self._retry_estimator = RetryEstimator()
 
@@ -89,6 +100,11 @@ class Admission:
     def num_waiting_tokens(self) -> int:
         """Tokens of the sequences that wait."""
         return self._estimate.num_waiting_tokens
+
+    @property
+    def num_outside(self) -> int:
+        """Accepted sequences that the engine does not have yet."""
+        return self._feed.num_outside
 
     @property
     def num_refused(self) -> int:
@@ -122,6 +138,32 @@ class Admission:
         finally:
             self._give_back(request, permit)
 
+    @contextmanager
+    def turns(self, permit: Permit, run: Run) -> Iterator[None]:
+        """Let a weighed sequence into the engine in its turns, and out, while the block runs.
+
+        Args:
+            permit: The sequence's.
+            run: The sequence.
+        """
+        self._feed.add(permit, run)
+        try:
+            yield
+        finally:
+            self._feed.drop(permit)
+
+    def note_begun(self, permit: Permit) -> None:
+        """Note that the engine has begun with a sequence."""
+        self._feed.note_begun(permit)
+
+    def park(self, permit: Permit) -> None:
+        """Give a sequence that waits back to its ingress; its place is free at once."""
+        assert permit.run is not None, "only accepted sequences are parked"
+        permit.run.park()
+        self._feed.drop(permit)
+        self._estimate.leave(permit)
+        self._feed.update()
+
     def weigh(self, permit: Permit, num_tokens: int, num_planned_tokens: int) -> None:
         """Count a sequence's tokens, and as many for each sibling that is not weighed yet.
 
@@ -140,51 +182,55 @@ class Admission:
         if num_beyond and permit.is_planned:
             raise self._no_room_for_hand_over()
         if permit.is_bounded:
-            self._check_waiting(num_beyond, "those that run leave too little memory for this one")
+            why = "those that run leave too little memory for this one"
+            self._check_waiting(num_beyond, why, permit.claim)
             waiting = [each.num_tokens for each in due if not each.is_running]
             self._check_tokens(num_tokens * (len(waiting) + num_beyond) - sum(waiting))
         self._estimate.weigh(due, num_tokens, blocks)
+        self._feed.update()
 
     def _take(self, request: GenerationRequest) -> Permit:
         group = _group_of(request)
         if group is not None and not group.is_first:
-            return self._redeem(group.id)
+            return self._redeem(group.id, request.claim)
         size = 1 if group is None else group.size
+        claim = request.claim
         if not request.is_resumed:
-            self._check(size)
-        elif request.is_planned and self._estimate.num_to_wait(1, is_resumed=True):
+            self._check(size, claim)
+        elif request.is_planned and self._estimate.num_to_wait(1, claim, is_resumed=True):
             raise self._no_room_for_hand_over()
-        siblings = tuple(Permit() for _ in range(size - 1))
-        permit = Permit(siblings, is_resumed=request.is_resumed, is_planned=request.is_planned)
+        siblings = tuple(Permit(claim=claim) for _ in range(size - 1))
+        permit = Permit(
+            siblings, claim=claim, is_resumed=request.is_resumed, is_planned=request.is_planned
+        )
         for each in (permit, *siblings):
             self._enter(each)
         if group is not None:
             self._reserved[group.id] = permit
         return permit
 
-    def _redeem(self, group_id: str) -> Permit:
+    def _redeem(self, group_id: str, claim: Claim) -> Permit:
         """Return a permit that the group's first sequence has reserved, or one beyond the limits.
 
         The first sequence may have run on another replica or may have ended already; this sequence
         still belongs to an admitted request.
         """
         first = self._reserved.get(group_id)
-        permit = first.unclaimed.pop() if first and first.unclaimed else Permit()
+        permit = first.unclaimed.pop() if first and first.unclaimed else Permit(claim=claim)
         permit.is_bounded = False
         if not self._estimate.holds(permit):
             self._enter(permit)
         return permit
 
-    def _check(self, num_new: int) -> None:
+    def _check(self, num_new: int, claim: Claim) -> None:
         max_sequences = self.limits.max_sequences
         if num_new > max_sequences:
             raise InvalidRequestError(
                 f"The request asks for {num_new} texts at once, and the model admits "
                 f"{max_sequences} at most; ask for fewer."
             )
-        self._check_waiting(
-            self._estimate.num_to_wait(num_new), f"{self.num_running} sequences run"
-        )
+        num_to_wait = self._estimate.num_to_wait(num_new, claim)
+        self._check_waiting(num_to_wait, f"{self.num_running} sequences run", claim)
 
     def _num_too_many(self, num_new: int) -> int:
         """Return by how many sequences the limit is exceeded if `num_new` more have to wait."""
@@ -192,13 +238,27 @@ class Admission:
             return 0
         return max(0, self.num_waiting + num_new - self.limits.max_queued_sequences)
 
-    def _check_waiting(self, num_new: int, why: str) -> None:
-        if num_too_many := self._num_too_many(num_new):
+    def _check_waiting(self, num_new: int, why: str, claim: Claim) -> None:
+        num_too_many = self._num_too_many(num_new)
+        if num_too_many and not self._make_places(num_too_many, claim):
             raise self._overloaded(
                 num_too_many,
                 f"{why} and {self.num_waiting} wait "
                 f"(max_queued_requests is {self.limits.max_queued_sequences})",
             )
+
+    def _make_places(self, num: int, claim: Claim) -> bool:
+        """Park sequences of a worse priority than a claim's, if that gives it `num` places.
+
+        Those that run and will be displaced count, too: they wait, or are parked, when it is due.
+        """
+        if self._estimate.num_behind(claim) < num:
+            return False
+        for _ in range(num):
+            last = self._estimate.last_behind(claim)
+            if last is not None:
+                self.park(last)
+        return True
 
     def _check_tokens(self, num_new: int) -> None:
         limit = self.limits.max_queued_tokens
@@ -234,6 +294,7 @@ class Admission:
         if not self.num_running:
             self._retry_estimator.start(self._now_s())
         self._estimate.enter(permit)
+        self._feed.update()
 
     def _give_back(self, request: GenerationRequest, permit: Permit) -> None:
         # A request whose replica seemed lost may come again before its first call has ended.
@@ -244,7 +305,9 @@ class Admission:
             self._estimate.leave(unclaimed)
         if permit.num_tokens:  # otherwise it was refused and took no engine time
             self._retry_estimator.note_end(self._now_s())
-        self._estimate.leave(permit)
+        if self._estimate.holds(permit):  # else it was parked
+            self._estimate.leave(permit)
+        self._feed.update()
 
 
 def _group_of(request: GenerationRequest) -> RequestGroup | None:

@@ -1,0 +1,162 @@
+"""One accepted sequence's way through the engine, which it may leave and enter again.
+
+It keeps the token ids that have gone out, so a sequence that has left the engine goes on after them
+when it enters again. What was under way in the engine meanwhile has not gone out, and is generated
+again: it is the same, by (seed, position). So the ingress sees a pause. A sequence that finds no
+turn again within `PARK_AFTER_S` is parked, if its ingress takes it back.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Final
+
+from deployments.contract.errors import GenerationAbortedError, RaystreamError
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.output import FinishReason, TextDelta
+from deployments.engine.scheduling.sequence import SequenceRequest
+from deployments.generator.text_engine import Take, TextEngine
+
+PARK_AFTER_S: Final = 1.0
+"""To come back into the same engine costs a prefill, most of which kept prefixes may save. Another
+replica costs a whole one and a call, so a sequence first waits here for as long as a short answer
+takes."""
+
+PARKED: Final = TextDelta((), "", FinishReason.PARKED)
+
+
+class EngineRun:
+    """A sequence that an engine runs whenever it has its turn; see `run_estimate.Run`."""
+
+    def __init__(
+        self,
+        engine: TextEngine,
+        request: GenerationRequest,
+        sequence: SequenceRequest,
+        take: Take,
+        *,
+        flush: Callable[[], None],
+        on_begun: Callable[[], None],
+        on_late: Callable[[], None],
+    ) -> None:
+        """Prepare a run; `enter` begins it.
+
+        Args:
+            engine: The engine.
+            request: The request that asks for the sequence.
+            sequence: The sequence, as the engine gets it at first.
+            take: Takes its deltas, as of one run that was never interrupted.
+            flush: Sends what `take` has taken; the engine's steps do so for what comes from it.
+            on_begun: Called with the first delta after each time that it has entered the engine.
+            on_late: Called when it has waited too long, and its ingress takes it back.
+        """
+        self._engine = engine
+        self._request = request
+        self._sequence = sequence
+        self._take = take
+        self._flush = flush
+        self._on_begun = on_begun
+        self._on_late = on_late
+        self._inside = ExitStack()  # closing it takes the sequence out of the engine
+        self._token_ids = list(sequence.generated_token_ids)
+        self._num_prompt_logprobs = sequence.num_prompt_logprobs
+        self._has_sent = self._has_told_cached = False
+        self._has_left = self._has_begun = self._is_over = False
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_in = False
+
+    @property
+    def may_yield(self) -> bool:
+        """Whether it may give its place to another; a suspect's probation goes on."""
+        return not self._request.num_deaths and not self._is_over
+
+    @property
+    def may_park(self) -> bool:
+        """Whether its ingress takes it back, and the engine has not begun with it."""
+        return self._request.may_park and self.may_yield and not self._has_begun
+
+    def enter(self, *, is_first: bool) -> None:
+        """Go into the engine; if that has ended, so does the sequence, and it goes on elsewhere.
+
+        Args:
+            is_first: Whether to go before new sequences that wait in the engine.
+        """
+        if self._is_over:
+            return
+        try:
+            self._inside.enter_context(self._engine.running(self._rest(is_first), self._gain))
+        except RaystreamError as error:
+            is_stopped = isinstance(error, GenerationAbortedError)
+            self._end(TextDelta((), "", FinishReason.ABORT, None if is_stopped else error.message))
+            return
+        self.is_in, self._has_told_cached = True, self._has_sent
+
+    def leave(self) -> None:
+        """Leave the engine; what was under way there is generated again."""
+        if self.is_in:
+            self.is_in, self._has_begun, self._has_left = False, False, True
+            self._inside.close()
+
+    def note_turn(self, *, is_running: bool) -> None:
+        """Note whether it has its turn now; the wait for the next one is limited."""
+        self._stop_timer()
+        may_be_late = self._request.is_parked or self.is_in
+        if not is_running and may_be_late and self._request.may_park:
+            self._timer = asyncio.get_running_loop().call_later(PARK_AFTER_S, self._look)
+
+    def park(self) -> None:
+        """Leave for good: the ingress gets it back."""
+        self._end(PARKED)
+
+    def close(self) -> None:
+        """Leave the engine, with nothing to follow."""
+        self._is_over = True
+        self._stop_timer()
+        self.leave()
+
+    def _end(self, last: TextDelta) -> None:
+        if not self._is_over:
+            self.close()
+            self._take(last)
+            self._flush()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self.may_park:
+            self._on_late()
+
+    def _rest(self, is_first: bool) -> SequenceRequest:
+        """Return the sequence with what has gone out of it."""
+        if not self._has_left:
+            return replace(self._sequence, is_resumed=True) if is_first else self._sequence
+        return replace(
+            self._sequence,
+            # The engine may still hand over what the sequence gained before it left.
+            sequence_id=self._engine.unique_id(self._request.request_id),
+            generated_token_ids=tuple(self._token_ids),
+            num_prompt_logprobs=self._num_prompt_logprobs,
+            matcher=None,  # the engine makes another, which has read no token
+            is_resumed=self._sequence.is_resumed or bool(self._token_ids) or is_first,
+        )
+
+    def _gain(self, delta: TextDelta) -> None:
+        """Pass a delta on, and remember it."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._stop_timer()
+            self._on_begun()
+        if self._has_told_cached and delta.num_cached_tokens:
+            delta = replace(delta, num_cached_tokens=0)
+        self._has_sent = True
+        self._token_ids += delta.token_ids
+        if delta.prompt_logprobs:
+            self._num_prompt_logprobs += sum(map(len, delta.prompt_logprobs))
+        if delta.finish_reason is not None:
+            self._is_over = True
+        self._take(delta)

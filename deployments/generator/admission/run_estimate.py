@@ -1,0 +1,345 @@
+"""What the engine runs, estimated: which of a replica's sequences run, and how the others wait.
+
+Sequences run while fewer than `max_num_seqs` do and their blocks of KV memory fit besides those of
+the others, in each group. The rest wait in the order of their claims (`contract.claims`); with one
+priority and one tenant, that is the order of the engine's own queue: resumed sequences first, then
+the oldest. None overtakes: while the first does not fit, those behind it wait, too.
+
+If the first does not fit, and its priority is better than that of some that run, these give up
+their place and wait: the newest of the lowest priority first, as many as are needed, and none if
+that would not suffice. How long each has waited counts here, too, so a sequence that was displaced
+often is not displaced for ever.
+
+What a sequence needs is not known before it is weighed; until then it counts without blocks. One
+that runs by then and turns out not to fit goes back among those that wait.
+
+This is an estimate. Prefixes that the engine retains do not count, because they make room for any
+sequence. A sequence whose length is not known in advance counts with what it has: it may outgrow
+that later, and the engine then moves it or makes it wait.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from deployments.contract.claims import PRIORITY_AGING_S, Claim, ClaimQueue
+from deployments.plan.kv_layout import KVLayout
+
+
+class Run(Protocol):
+    """An accepted sequence, which goes into the engine and may leave it before its end."""
+
+    @property
+    def is_in(self) -> bool:
+        """Whether the engine has it."""
+        ...
+
+    @property
+    def may_yield(self) -> bool:
+        """Whether it may give its place to another."""
+        ...
+
+    @property
+    def may_park(self) -> bool:
+        """Whether its ingress takes it back, to offer it again later."""
+        ...
+
+    def enter(self, *, is_first: bool) -> None:
+        """Go into the engine, with what it has gained until now.
+
+        Args:
+            is_first: Whether to go before new sequences that wait in the engine.
+        """
+        ...
+
+    def leave(self) -> None:
+        """Leave the engine; what was under way there is generated again."""
+        ...
+
+    def note_turn(self, *, is_running: bool) -> None:
+        """Note whether it has its turn now."""
+        ...
+
+    def park(self) -> None:
+        """Leave for good: its ingress gets it back."""
+        ...
+
+
+class Permit:
+    """The right of one sequence to run or to wait.
+
+    Attributes:
+        claim: What it may claim beside others.
+        num_tokens: The most tokens that it can reach; 0 until it is weighed.
+        blocks: The blocks of each group that it needs; none until it is weighed.
+        arrival: Its number among all that ever came; lower is older.
+        came_s: When it came, moved back by what it had waited before; by a monotonic clock.
+        siblings: The permits of its group's other sequences, if it is the first of a group.
+        unclaimed: Those of them that no sequence has claimed yet.
+        is_resumed: Whether another replica had accepted it, or it has run here before.
+        is_planned: Whether that replica still runs it.
+        is_bounded: Whether the limits on what waits apply to it.
+        run: The sequence once it is accepted; None before, and after it has left.
+    """
+
+    def __init__(
+        self,
+        siblings: "tuple[Permit, ...]" = (),
+        *,
+        claim: Claim | None = None,
+        is_resumed: bool = False,
+        is_planned: bool = False,
+    ) -> None:
+        """Start without a known size."""
+        self.claim = claim or Claim()
+        self.num_tokens = 0
+        self.blocks: tuple[int, ...] = ()
+        self.arrival = 0
+        self.came_s = 0.0
+        self.siblings = siblings
+        self.unclaimed = list(siblings)
+        self.is_resumed = is_resumed
+        self.is_planned = is_planned
+        self.is_bounded = not is_resumed
+        self.run: Run | None = None
+        self._waited_s = 0.0
+        self._runs = asyncio.Event()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the sequence would run if it were in the engine."""
+        return self._runs.is_set()
+
+    async def wait_for_turn(self) -> None:
+        """Wait until the sequence would run if it were in the engine."""
+        await self._runs.wait()
+
+    def note_arrival(self, number: int, now_s: float) -> None:
+        """Note that it comes now."""
+        self.arrival = number
+        self.came_s = now_s - self.claim.waited_s
+
+    def note_running(self, now_s: float) -> None:
+        """Note that the sequence would run, and wake `wait_for_turn`."""
+        self._waited_s = now_s - self.came_s
+        self._runs.set()
+
+    def note_waiting(self) -> None:
+        """Note that the sequence would wait."""
+        self._runs.clear()
+
+    def note_displaced(self, now_s: float) -> None:
+        """Note that another has taken its place: it waits from now on, before new ones."""
+        self.came_s = now_s - self._waited_s
+        self.is_resumed = True
+
+    def yields_to(self, other: "Permit", aging_s: float, now_s: float) -> bool:
+        """Return whether it gives its place to one that waits."""
+        mine, theirs = self.claim.priority, other.claim.priority
+        if self.run is None or not self.run.may_yield or theirs >= mine:
+            return False
+        return other.came_s + theirs * aging_s < now_s - self._waited_s + mine * aging_s
+
+
+class RunEstimate:
+    """The permits of all sequences of a replica: they would run or wait."""
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        layout: KVLayout,
+        queue: ClaimQueue[Permit] | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start with no permits.
+
+        Args:
+            max_num_seqs: The most sequences that run at once.
+            layout: The engine's KV memory.
+            queue: Orders those that wait; empty.
+            now_s: Returns the time of a monotonic clock, in seconds.
+        """
+        self.num_waiting_tokens = 0
+        self.queue = ClaimQueue[Permit](PRIORITY_AGING_S) if queue is None else queue
+        self._max_num_seqs = max_num_seqs
+        self._now_s = now_s
+        self._num_free = list(layout.num_blocks)
+        self._num_arrivals = 0
+        self._running: dict[Permit, None] = {}
+        self._num_of_priority: Counter[int] = Counter()  # of those that run
+        self._changed: dict[Permit, None] = {}
+
+    @property
+    def num_running(self) -> int:
+        """How many run."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """How many wait."""
+        return len(self.queue)
+
+    @property
+    def waiting(self) -> Iterator[Permit]:
+        """Those that wait, in order."""
+        return iter(self.queue)
+
+    def holds(self, permit: Permit) -> bool:
+        """Return whether a permit's sequence runs or waits."""
+        return permit.is_running or permit in self.queue
+
+    def take_changed(self) -> list[Permit]:
+        """Return the permits that have begun to run or to wait since the last call."""
+        changed, self._changed = list(self._changed), {}
+        return changed
+
+    def num_to_wait(
+        self, num_new: int, claim: Claim | None = None, *, is_resumed: bool = False
+    ) -> int:
+        """Return how many of `num_new` sequences, not weighed yet, would have to wait."""
+        if len(self.queue):
+            new = Permit(claim=claim, is_resumed=is_resumed)
+            new.note_arrival(self._num_arrivals, self._now_s())
+            self.queue.add(new)
+            is_first = self.queue.first is new
+            self.queue.remove(new)
+            if not is_first:
+                return num_new
+        return max(0, self.num_running + num_new - self._max_num_seqs)
+
+    def num_behind(self, claim: Claim) -> int:
+        """Return how many accepted sequences, running or waiting, are of a worse priority."""
+        held = (*self._running, *self.queue.unordered)
+        return sum(
+            each.claim.priority > claim.priority and each.run is not None and each.run.may_yield
+            for each in held
+        )
+
+    def last_behind(self, claim: Claim) -> Permit | None:
+        """Return the newest of the worst priority that waits and may be parked for this claim.
+
+        None if there is none of a worse priority than the claim's.
+        """
+        behind = [
+            each
+            for each in self.queue.unordered
+            if each.claim.priority > claim.priority and each.run is not None and each.run.may_park
+        ]
+        return max(behind, key=lambda each: (each.claim.priority, each.arrival), default=None)
+
+    def enter(self, permit: Permit) -> None:
+        """Let a new sequence run, or wait."""
+        permit.note_arrival(self._num_arrivals, self._now_s())
+        self._num_arrivals += 1
+        self._queue(permit)
+        self._let_run()
+
+    def leave(self, permit: Permit) -> None:
+        """Drop a sequence that has ended; those that can run now do."""
+        if permit in self.queue:
+            self._unqueue(permit)
+        else:
+            assert permit.is_running, "a permit leaves once, after it has entered"
+            self._stop(permit)
+        self._changed.pop(permit, None)
+        self._let_run()
+
+    def settle(self) -> None:
+        """Let those that wait run or take a place, after one of them was accepted."""
+        self._let_run()
+
+    def num_beyond(self, permits: Sequence[Permit], blocks: tuple[int, ...]) -> int:
+        """Return how many of these that run would have to wait if each needed `blocks`."""
+        running = [permit for permit in permits if permit.is_running]
+        num_free = list(self._num_free)
+        for permit in running:
+            for group, num_blocks in enumerate(permit.blocks):
+                num_free[group] += num_blocks
+        num_that_fit = min(free // num for free, num in zip(num_free, blocks, strict=True))
+        return max(0, len(running) - num_that_fit)
+
+    def weigh(self, permits: Sequence[Permit], num_tokens: int, blocks: tuple[int, ...]) -> None:
+        """Set what each of these needs; the last that no longer fit have to wait.
+
+        Args:
+            permits: Permits that this holds, in order.
+            num_tokens: The most tokens that each can reach.
+            blocks: The blocks of each group that each needs.
+        """
+        running = [permit for permit in permits if permit.is_running]
+        num_kept = len(running) - self.num_beyond(permits, blocks)
+        for permit in running:
+            self._stop(permit)
+        for permit in permits:
+            if permit in self.queue:
+                self.num_waiting_tokens += num_tokens - permit.num_tokens
+            permit.num_tokens, permit.blocks = num_tokens, blocks
+        for permit in running[:num_kept]:
+            self._run(permit)
+        for permit in running[num_kept:]:
+            self._queue(permit)
+        self._let_run()
+
+    def _let_run(self) -> None:
+        """Let those that wait run, in order, until one does not fit and may take no place."""
+        while (first := self.queue.first) is not None:
+            if not self._fits(first, self._num_free, self.num_running) and not self._displace(
+                first
+            ):
+                return
+            self._unqueue(first)
+            self._run(first)
+
+    def _fits(self, permit: Permit, num_free: Sequence[int], num_running: int) -> bool:
+        return num_running < self._max_num_seqs and all(
+            num <= free for num, free in zip(permit.blocks, num_free, strict=False)
+        )
+
+    def _displace(self, first: Permit) -> bool:
+        """Let sequences of lower priority wait, if then the first of those that wait fits."""
+        priority = first.claim.priority
+        if first.run is None or max(self._num_of_priority, default=priority) <= priority:
+            return False
+        now_s = self._now_s()
+        yielding = [p for p in self._running if p.yields_to(first, self.queue.aging_s, now_s)]
+        yielding.sort(key=lambda each: (each.claim.priority, each.arrival), reverse=True)
+        num_free, num_running = list(self._num_free), self.num_running
+        for number, permit in enumerate(yielding, start=1):
+            num_running -= 1
+            for group, num_blocks in enumerate(permit.blocks):
+                num_free[group] += num_blocks
+            if self._fits(first, num_free, num_running):
+                for displaced in yielding[:number]:
+                    self._stop(displaced)
+                    displaced.note_displaced(now_s)
+                    self._queue(displaced)
+                return True
+        return False
+
+    def _run(self, permit: Permit) -> None:
+        self._running[permit] = None
+        self._num_of_priority[permit.claim.priority] += 1
+        self._changed[permit] = None
+        permit.note_running(self._now_s())
+        for group, num_blocks in enumerate(permit.blocks):
+            self._num_free[group] -= num_blocks
+
+    def _stop(self, permit: Permit) -> None:
+        del self._running[permit]
+        self._num_of_priority[permit.claim.priority] -= 1
+        if not self._num_of_priority[permit.claim.priority]:
+            del self._num_of_priority[permit.claim.priority]
+        self._changed[permit] = None
+        permit.note_waiting()
+        for group, num_blocks in enumerate(permit.blocks):
+            self._num_free[group] += num_blocks
+
+    def _queue(self, permit: Permit) -> None:
+        self.queue.add(permit)
+        self.num_waiting_tokens += permit.num_tokens
+
+    def _unqueue(self, permit: Permit) -> None:
+        self.queue.remove(permit)
+        self.num_waiting_tokens -= permit.num_tokens

@@ -1,0 +1,262 @@
+"""Sequences of a better priority take the places of others, in the estimate and in the engine."""
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from deployments.contract.claims import Claim
+from deployments.contract.errors import OverloadedError
+from deployments.contract.generation import GenerationRequest, RequestGroup
+from deployments.contract.sampling_params import SamplingParams
+from deployments.generator.admission.admission import Admission, AdmissionLimits
+from deployments.plan.kv_layout import KVLayout
+
+if TYPE_CHECKING:
+    from deployments.generator.admission.run_estimate import Permit
+
+LAYOUT = KVLayout(capacities=(100,), num_blocks=(10,), block_size=10)
+
+
+class Engine:
+    """The sequences in it, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+
+class FakeRun:
+    """A sequence that notes what becomes of it."""
+
+    may_park = True
+
+    def __init__(self, name: str, engine: Engine) -> None:
+        self.name = name
+        self.engine = engine
+        self.may_yield = True
+        self.is_parked = False
+
+    @property
+    def is_in(self) -> bool:
+        return self.name in self.engine.names
+
+    def enter(self, *, is_first: bool) -> None:
+        assert not self.is_in
+        self.engine.names.append(self.name + "!" * is_first)
+        self.name += "!" * is_first
+
+    def leave(self) -> None:
+        if self.is_in:
+            self.engine.names.remove(self.name)
+        self.name = self.name.rstrip("!")
+
+    def note_turn(self, *, is_running: bool) -> None:
+        pass
+
+    def park(self) -> None:
+        self.leave()
+        self.is_parked = True
+
+
+class Replica:
+    """Admission in front of an engine that does nothing."""
+
+    def __init__(
+        self, max_num_seqs: int = 8, max_queued: int = 9, layout: KVLayout = LAYOUT
+    ) -> None:
+        self.now_s = 1000.0
+        self.engine = Engine()
+        limits = AdmissionLimits(max_num_seqs, max_queued, None)
+        self.counted = Admission(limits, layout, lambda: self.now_s, priority_aging_s=60)
+        self.permits: dict[str, Permit] = {}
+        self.runs: dict[str, FakeRun] = {}
+        self.stacks: dict[str, ExitStack] = {}
+
+    def add(
+        self,
+        name: str,
+        priority: int = 0,
+        num_tokens: int = 10,
+        *,
+        tenant: str = "",
+        waited_s: float = 0,
+        is_resumed: bool = False,
+        group: RequestGroup | None = None,
+    ) -> FakeRun:
+        """Let a sequence be accepted."""
+        claim = Claim(priority, tenant, waited_s=waited_s)
+        request = GenerationRequest(
+            name, "hi", SamplingParams(), claim=claim, is_resumed=is_resumed, group=group
+        )
+        run = FakeRun(name, self.engine)
+        with ExitStack() as stack:
+            permit = stack.enter_context(self.counted.permit(request))
+            self.counted.weigh(permit, num_tokens, num_tokens)
+            stack.enter_context(self.counted.turns(permit, run))
+            self.stacks[name] = stack.pop_all()
+        self.permits[name], self.runs[name] = permit, run
+        return run
+
+    def end(self, name: str) -> None:
+        self.stacks.pop(name).close()
+
+    @property
+    def running(self) -> str:
+        return "".join(name for name in self.stacks if self.permits[name].is_running)
+
+    @property
+    def inside(self) -> str:
+        """What is in the engine, in its order; with ! if it was to go first."""
+        return "".join(self.engine.names)
+
+    def end_all(self) -> None:
+        for name in list(self.stacks):
+            self.end(name)
+        assert self.counted.num_running == self.counted.num_waiting == 0
+        assert self.engine.names == []
+
+
+def test_with_one_priority_all_go_into_the_engine_at_once_and_none_leaves_it() -> None:
+    replica = Replica(max_num_seqs=2)
+    for name in "abcdef":
+        replica.add(name)
+    assert (replica.running, replica.inside) == ("ab", "abcdef")
+    replica.end("a")
+    replica.add("r", is_resumed=True)
+    assert (replica.running, replica.inside) == ("bc", "bcdefr")
+    replica.end_all()
+
+
+def test_the_newest_of_the_lowest_priority_gives_up_its_place() -> None:
+    replica = Replica(max_num_seqs=4)
+    for name, priority in (("a", 2), ("b", 1), ("c", 2), ("d", 0)):
+        replica.add(name, priority)
+    replica.add("x", 0)
+    assert (replica.running, replica.inside) == ("abdx", "abdx!c")
+    replica.add("y", 1)
+    assert (replica.running, replica.inside) == ("bdxy", "bdx!y!ac")
+    replica.add("z", 1)
+    assert replica.running == "bdxy", "it displaces none of its own priority"
+    replica.end("d")
+    assert replica.running == "bxyz"
+    replica.end_all()
+
+
+def test_as_many_give_up_their_places_as_the_memory_needs_or_none() -> None:
+    replica = Replica()
+    for name, priority in (("a", 0), ("b", 1), ("c", 1), ("d", 1)):
+        replica.add(name, priority, num_tokens=25)
+    replica.add("x", 0, num_tokens=60)
+    assert replica.running == "ax"
+    replica.add("y", 0, num_tokens=90)
+    assert replica.running == "ax", "two of its own priority hold too much"
+    replica.end_all()
+
+
+def test_a_displaced_sequence_goes_on_before_new_ones_of_its_priority() -> None:
+    replica = Replica(max_num_seqs=1)
+    replica.add("a", 1)
+    replica.add("b", 1)
+    replica.add("x", 0)
+    assert (replica.running, replica.inside) == ("x", "x!ab")
+    replica.end("x")
+    assert replica.running == "a"
+    replica.end_all()
+
+
+def test_who_was_displaced_long_enough_is_not_displaced_again() -> None:
+    replica = Replica(max_num_seqs=1)
+    replica.add("a", 1)
+    for number in range(3):
+        replica.add("x", 0)
+        assert replica.running == "x", number
+        replica.now_s += 20
+        replica.end("x")
+        assert replica.running == "a"
+    replica.add("y", 0)
+    assert replica.running == "a", "it has waited for 60 s, as long as a step of priority takes"
+    replica.end_all()
+
+
+def test_what_was_waited_elsewhere_counts() -> None:
+    replica = Replica(max_num_seqs=1)
+    replica.add("a", 1, waited_s=61)
+    replica.add("x", 0)
+    assert replica.running == "a"
+    replica.end_all()
+
+
+def test_a_suspect_is_not_displaced() -> None:
+    replica = Replica(max_num_seqs=1)
+    replica.add("a", 1).may_yield = False
+    replica.add("x", 0)
+    assert replica.running == "a"
+    replica.end_all()
+
+
+def test_few_are_ahead_in_the_engine_while_there_is_a_choice() -> None:
+    replica = Replica(max_num_seqs=1, max_queued=20)
+    for name in "abcdef":
+        replica.add(name, 1)
+    assert replica.inside == "abcdef"
+    replica.add("x", 0)
+    replica.add("y", 0)
+    assert replica.inside == "x!ya"
+    assert replica.counted.num_outside == 5
+    replica.end("x")
+    assert (replica.running, replica.inside) == ("y", "yabcdef"), "no choice is left"
+    replica.end_all()
+
+
+def test_what_the_engine_has_begun_with_stays_and_makes_room_for_another_ahead() -> None:
+    replica = Replica(max_num_seqs=1, max_queued=20)
+    for name in "abcd":
+        replica.add(name, 1, tenant=name)
+    assert replica.inside == "abc"
+    replica.counted.note_begun(replica.permits["b"])
+    assert replica.inside == "abcd"
+    replica.add("x", 0)
+    assert replica.inside == "bx!ac"
+    replica.end_all()
+
+
+def test_a_full_queue_parks_its_newest_of_the_worst_priority_for_a_better_one() -> None:
+    replica = Replica(max_num_seqs=1, max_queued=3)
+    for name, priority in (("a", 0), ("b", 1), ("c", 2), ("d", 1)):
+        replica.add(name, priority)
+    with pytest.raises(OverloadedError):
+        replica.add("e", 2)
+    replica.add("x", 0)
+    assert [name for name, run in replica.runs.items() if run.is_parked] == ["c"]
+    assert replica.counted.num_waiting == 3
+    replica.end_all()
+
+
+def test_a_full_replica_without_a_queue_admits_who_will_displace_another() -> None:
+    replica = Replica(max_num_seqs=1, max_queued=0)
+    replica.add("a", 1)
+    replica.add("x", 0)
+    assert replica.running == "x"
+    with pytest.raises(OverloadedError):
+        replica.add("y", 0)
+    replica.end_all()
+
+
+def test_a_parked_sequence_frees_its_place_at_once() -> None:
+    replica = Replica(max_num_seqs=1)
+    replica.add("a", 1)
+    replica.add("x", 0)
+    replica.counted.park(replica.permits["a"])
+    assert replica.counted.num_waiting == 0
+    assert replica.inside == "x!"
+    replica.end_all()
+
+
+def test_a_group_of_a_better_priority_displaces_as_many() -> None:
+    replica = Replica(max_num_seqs=3)
+    for name in "abc":
+        replica.add(name, 1)
+    replica.add("x", 0, group=RequestGroup("g", 2, is_first=True))
+    replica.add("y", 0, group=RequestGroup("g", 2, is_first=False))
+    assert replica.running == "axy"
+    replica.end_all()
