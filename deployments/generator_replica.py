@@ -55,7 +55,7 @@ from deployments.generator.description import describe_model
 from deployments.generator.fingerprint import content_digest, model_folder, system_fingerprint
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from deployments.generator.text_engine import EngineFacts, TextEngine
-from deployments.plan.replica_report import WorkCounts
+from deployments.plan.replica_report import Waits, WorkCounts
 from deployments.replica.metrics import GeneratorMetrics, StreamClock
 from deployments.replica.model_replica import ModelReplica
 from deployments.replica.probation import Probation
@@ -84,6 +84,7 @@ class GeneratorReplica(ModelReplica):
     _table = GENERATOR
     _facts: EngineFacts
     _engine: TextEngine
+    _metrics: GeneratorMetrics
 
     def _open_engine(self) -> TextEngine:
         """Return the engine, not started; its stats go to `_observe`."""
@@ -136,6 +137,7 @@ class GeneratorReplica(ModelReplica):
     def _observe(self, stats: EngineStats) -> None:
         self._channels.flush()
         self._metrics.observe_engine(self._with_those_outside(stats))
+        self._metrics.observe_waits(self._waits)
 
     def _with_those_outside(self, stats: EngineStats) -> EngineStats:
         """Return the engine's stats, with the sequences that wait to go into it."""
@@ -165,7 +167,12 @@ class GeneratorReplica(ModelReplica):
             stats.num_resumed,
             stats.num_prompt_tokens,
             stats.num_cached_tokens,
+            waits=self._waits,
         )
+
+    @property
+    def _waits(self) -> Waits:
+        return self._admission.waits
 
     async def describe(self) -> ModelDescription:
         """Return the description of this replica's model."""

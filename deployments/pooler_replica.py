@@ -21,7 +21,7 @@ from deployments.contract.generation import Refused, Started
 from deployments.contract.pooling import Pooled, PooledText, PoolingEvent, PoolingRequest
 from deployments.contract.telemetry.metric_table import POOLER
 from deployments.contract.user_config import queue_limits, set_batching
-from deployments.plan.replica_report import WorkCounts
+from deployments.plan.replica_report import MAX_REPORTED_TENANTS, Waits, WorkCounts
 from deployments.pooler_description import describe_model
 from deployments.pooling.pooling_worker import BatchStats, PoolerFacts, PoolingWorker
 from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue
@@ -43,6 +43,7 @@ class PoolerReplica(ModelReplica):
 
     _table = POOLER
     _facts: PoolerFacts
+    _metrics: PoolerMetrics
 
     def _open_worker(self) -> PoolingWorker:
         """Return the worker of `_queue`, not started; its micro-batches go to `_hand_over`."""
@@ -107,7 +108,16 @@ class PoolerReplica(ModelReplica):
 
     @property
     def _work(self) -> WorkCounts:
-        return WorkCounts(self._queue.num_running, self._queue.num_waiting)
+        return WorkCounts(
+            self._queue.num_running,
+            self._queue.num_waiting,
+            waits=self._waits,
+            tenants=self._queue.of_tenants(MAX_REPORTED_TENANTS),
+        )
+
+    @property
+    def _waits(self) -> Waits:
+        return self._queue.waits
 
     def _require_alive(self) -> None:
         if not self._worker.is_alive:
@@ -191,6 +201,7 @@ class PoolerReplica(ModelReplica):
 
     def _observe(self, stats: BatchStats) -> None:
         self._metrics.observe_batch(num_sequences=stats.num_sequences, num_tokens=stats.num_tokens)
+        self._metrics.observe_waits(self._waits)
         self._metrics.observe_queue(
             num_running=self._queue.num_running, num_waiting=self._queue.num_waiting
         )

@@ -149,6 +149,45 @@ ROWS: dict[str, Sequence[Panel]] = {
             _each_replica("vllm:num_requests_waiting"),
         ),
         Panel(
+            "Why they wait",
+            "For their turn, for KV memory, or because a better priority took their place.",
+            "none",
+            (
+                Query(
+                    f"sum by (model_name, reason) (raystream_requests_waiting{{{MODEL}}})",
+                    "{{model_name}} {{reason}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Longest wait",
+            "How long the one waits that waits longest on a replica.",
+            "s",
+            (
+                Query(
+                    f"max by (model_name) (raystream_longest_wait_seconds{{{MODEL}}})",
+                    "{{model_name}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Parked streams",
+            "Streams that have begun, hold no memory, and wait at the ingresses to go on.",
+            "none",
+            (
+                Query(
+                    f"sum by (model_name) (raystream_streams_parked{{{MODEL}}})",
+                    "{{model_name}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Time parked",
+            "From the moment when a stream is parked until it goes on, or ends.",
+            "s",
+            _quantiles("raystream_parked_seconds"),
+        ),
+        Panel(
             "KV memory",
             "The part of each replica's KV memory that running sequences hold.",
             "percentunit",
@@ -227,6 +266,17 @@ ROWS: dict[str, Sequence[Panel]] = {
             (
                 Query(_sum_rate("raystream_prompt_tokens_total", "key"), "{{key}} prompts"),
                 Query(_sum_rate("raystream_delivered_tokens_total", "key"), "{{key}} answers"),
+            ),
+        ),
+        Panel(
+            "Gap between keys",
+            "Weighted tokens between the most and the least served of the keys that wait.",
+            "none",
+            (
+                Query(
+                    f"max by (model_name) (raystream_service_gap_tokens{{{MODEL}}})",
+                    "{{model_name}}",
+                ),
             ),
         ),
         Panel(

@@ -1,5 +1,6 @@
 """Reports of replicas that never ran."""
 
+from deployments.contract.claims import TenantShare
 from deployments.contract.telemetry.memory_report import (
     MemoryHistory,
     MemoryReport,
@@ -7,7 +8,14 @@ from deployments.contract.telemetry.memory_report import (
     MemoryWarning,
     Watched,
 )
-from deployments.plan.replica_report import MemoryPlan, ReplicaReport, ReplicaState, WorkCounts
+from deployments.plan.replica_report import (
+    MemoryPlan,
+    ReplicaReport,
+    ReplicaState,
+    WaitReason,
+    Waits,
+    WorkCounts,
+)
 
 GIB = 2**30
 NOW_S = 1_700_000_000.0
@@ -36,7 +44,11 @@ def gpu_report(replica_id: str = "r", num_samples: int = 3) -> ReplicaReport:
         ready_unix_s=NOW_S,
         plan=MemoryPlan(36 * GIB, 14 * GIB, GIB, GIB, 20 * GIB, 4096, 2048, 8, 512),
         memory=MemoryReport(use, 40 * GIB, history, (warning,)),
-        work=WorkCounts(3, 1, 0.25, 2, 1, 100, 40),
+        work=WorkCounts(
+            *(3, 1, 0.25, 2, 1, 100, 40),
+            waits=Waits({WaitReason.MEMORY: 1}, 2.5, 120.0),
+            tenants=(TenantShare("alice", 2.0, 1, 900.0), TenantShare("bob", 1.0, 0, 300.0)),
+        ),
     )
 
 

@@ -3,14 +3,33 @@
 The ingress reads these reports, so nothing here imports torch.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
+from deployments.contract.claims import TenantShare
 from deployments.contract.telemetry.memory_report import MemoryReport
 
 if TYPE_CHECKING:
     from deployments.plan.replica_plan import ReplicaPlan
+
+
+MAX_REPORTED_TENANTS: Final = 64
+"""The most tenants that a report names: those that waited last."""
+
+
+class WaitReason(StrEnum):
+    """Why a sequence waits at its replica."""
+
+    TURN = "turn"
+    """As many run as may, or others are first."""
+
+    MEMORY = "memory"
+    """The first that waits does not fit into the KV memory that is free."""
+
+    DISPLACED = "displaced"
+    """It ran, and one of a better priority has taken its place."""
 
 
 class ReplicaState(StrEnum):
@@ -66,6 +85,25 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Waits:
+    """What waits at a replica.
+
+    Attributes:
+        by_reason: How many sequences wait for each reason; empty for a pooler.
+        longest_s: How long the one has waited that waits longest; 0 if none waits.
+        service_gap_tokens: See `FairShares.gap`.
+    """
+
+    by_reason: Mapping[WaitReason, int] = field(default_factory=dict)
+    longest_s: float = 0.0
+    service_gap_tokens: float = 0.0
+
+
+NO_WAITS: Final = Waits()
+"""Nothing waits."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkCounts:
     """What a replica does and has done; None where its kind of model has no such count.
 
@@ -77,6 +115,8 @@ class WorkCounts:
         num_moved_in: Sequences that another replica had accepted, and this one has gone on with.
         num_prompt_tokens: Prompt tokens that were looked up in the KV memory.
         num_cached_tokens: Prompt tokens found there and not computed again.
+        waits: Why and how long they wait.
+        tenants: What tenants got here, at most `MAX_REPORTED_TENANTS`.
     """
 
     num_running: int
@@ -86,6 +126,8 @@ class WorkCounts:
     num_moved_in: int | None = None
     num_prompt_tokens: int | None = None
     num_cached_tokens: int | None = None
+    waits: Waits = NO_WAITS
+    tenants: tuple[TenantShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

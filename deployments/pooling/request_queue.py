@@ -21,13 +21,14 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from deployments.contract.claims import Claim, FairShares, cost
+from deployments.contract.claims import Claim, FairShares, TenantShare, cost
 from deployments.contract.errors import (
     InvalidRequestError,
     OverloadedError,
     OverloadReason,
     ReplicaUnavailableError,
 )
+from deployments.plan.replica_report import NO_WAITS, Waits
 from deployments.replica.retry_after import RetryEstimator
 
 TokenIds = tuple[int, ...]
@@ -59,6 +60,7 @@ class Job:
         type_ids: Which of a pair's texts each token of a sequence belongs to; None for a sequence
             if all belong to the first, empty if that is so for all sequences.
         num_tokens: Tokens of all its texts.
+        came_s: When it came, by the queue's clock.
         has_left: Whether the client no longer waits for the answer.
         taken_s: When the device took it, by the queue's clock; None until then.
         on_leave: Called once the client no longer waits; None if nothing runs for it. Set by what
@@ -70,6 +72,7 @@ class Job:
     sequences: tuple[TokenIds, ...] = ()
     type_ids: tuple[TokenIds | None, ...] = ()
     num_tokens: int = 0
+    came_s: float = 0.0
     has_left: bool = False
     taken_s: float | None = None
     on_leave: Callable[[], None] | None = None
@@ -123,6 +126,21 @@ class RequestQueue:
             return sum(job.num_tokens for job in self._waiting)
 
     @property
+    def waits(self) -> Waits:
+        """How long requests wait, and how far their tenants' services are apart."""
+        with self._changed:
+            oldest = next(iter(self._waiting), None)
+            if oldest is None:
+                return NO_WAITS
+            longest_s = self._now_s() - oldest.came_s
+            return Waits(longest_s=longest_s, service_gap_tokens=self._shares.gap)
+
+    def of_tenants(self, max_tenants: int) -> tuple[TenantShare, ...]:
+        """Return what tenants got; see `FairShares`."""
+        with self._changed:
+            return self._shares.of_tenants(max_tenants)
+
+    @property
     def refused(self) -> float:
         """Requests that were refused lately, as a part of those that may be here."""
         with self._changed:
@@ -150,7 +168,7 @@ class RequestQueue:
             OverloadedError: The limit of waiting requests is reached.
             ReplicaUnavailableError: The device's worker has ended.
         """
-        job = Job(claim or Claim())
+        job = Job(claim or Claim(), came_s=self._now_s())
         self._enter(job)
         try:
             yield job

@@ -6,7 +6,7 @@ long ago that arrived.
 
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
 from deployments.contract.telemetry.memory_report import MemoryUse, MemoryWarning
-from deployments.contract.telemetry.metric_store import MetricStore
+from deployments.contract.telemetry.metric_store import Gauge, MetricStore
 from deployments.contract.telemetry.metric_table import (
     ANSWER_LENGTH,
     BATCH_SEQUENCES,
@@ -19,6 +19,7 @@ from deployments.contract.telemetry.metric_table import (
     GENERATION_TOKENS,
     ITL,
     KV_USAGE,
+    LONGEST_WAIT,
     MAX_ANSWER_LENGTH,
     MEMORY_WARNINGS,
     PREEMPTIONS,
@@ -30,11 +31,14 @@ from deployments.contract.telemetry.metric_table import (
     QUEUE_TIME,
     REPLICA_MEMORY,
     RUNNING,
+    SERVICE_GAP,
     SUCCESSES,
     TPOT,
     TTFT,
     WAITING,
+    WAITING_FOR,
 )
+from deployments.plan.replica_report import NO_WAITS, WaitReason, Waits
 
 
 class ReplicaMetrics:
@@ -55,6 +59,20 @@ class ReplicaMetrics:
             reason: store.counter(SUCCESSES.name, model_id, reason.value) for reason in FINISHED
         }
         self._e2e = store.histogram(E2E.name, model_id)
+        self._waits = NO_WAITS
+        self._longest_wait = store.gauge(LONGEST_WAIT.name, model_id)
+        self._service_gap = store.gauge(SERVICE_GAP.name, model_id)
+        self._waiting_for: dict[WaitReason, Gauge] = {}
+
+    def observe_waits(self, waits: Waits) -> None:
+        """Record why and how long requests wait; nothing new costs next to nothing."""
+        if waits is self._waits:
+            return
+        self._waits = waits
+        self._longest_wait.set(waits.longest_s)
+        self._service_gap.set(waits.service_gap_tokens)
+        for reason, gauge in self._waiting_for.items():
+            gauge.set(waits.by_reason.get(reason, 0))
 
     def count_prompt(self, num_tokens: int) -> None:
         """Record a prompt, or a pooler's texts, that the replica has accepted."""
@@ -67,6 +85,9 @@ class GeneratorMetrics(ReplicaMetrics):
     def __init__(self, store: MetricStore, model_id: str) -> None:
         """Open the series; see `ReplicaMetrics`."""
         super().__init__(store, model_id)
+        self._waiting_for = {
+            reason: store.gauge(WAITING_FOR.name, model_id, reason) for reason in WaitReason
+        }
         self._kv_usage = store.gauge(KV_USAGE.name, model_id)
         self._prefix_queries = store.counter(PREFIX_QUERIES.name, model_id)
         self._prefix_hits = store.counter(PREFIX_HITS.name, model_id)

@@ -39,9 +39,15 @@ from deployments.device.device import MemoryDevice
 from deployments.device.memory_readers import memory_reader
 from deployments.device.monitor import MemoryMonitor
 from deployments.plan.memory_budget import GIB, DeviceMemoryError
-from deployments.plan.replica_report import MemoryPlan, ReplicaReport, ReplicaState, WorkCounts
+from deployments.plan.replica_report import (
+    MemoryPlan,
+    ReplicaReport,
+    ReplicaState,
+    Waits,
+    WorkCounts,
+)
 from deployments.replica.assigned_device import open_assigned_device
-from deployments.replica.metrics import MemoryMetrics
+from deployments.replica.metrics import MemoryMetrics, ReplicaMetrics
 from deployments.replica.own_actor import end_own_actor
 from deployments.replica.ray_metrics import RayMetrics, own_deployment
 from deployments.replica.start_board import StartBoard
@@ -107,6 +113,8 @@ class ModelReplica:
     """
 
     _facts: ModelFacts
+    """Set by `_start`."""
+    _metrics: ReplicaMetrics
     """Set by `_start`."""
     _fingerprint: str | None = None
     _refused_user_config: str | None = None
@@ -229,6 +237,7 @@ class ModelReplica:
 
     async def read_metrics(self) -> Snapshot:
         """Return the values of this replica's metrics."""
+        self._metrics.observe_waits(self._waits)
         return self._store.snapshot()
 
     def _note_use(self) -> None:
@@ -259,6 +268,11 @@ class ModelReplica:
             dtype=facts.dtype,
             device=self._device.name,
         )
+
+    @property
+    def _waits(self) -> Waits:
+        """Why and how long requests wait here; `NO_WAITS` itself if none does."""
+        raise NotImplementedError
 
     @property
     def _work(self) -> WorkCounts:

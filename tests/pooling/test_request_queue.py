@@ -3,13 +3,14 @@ from contextlib import ExitStack
 
 import pytest
 
-from deployments.contract.claims import Claim
+from deployments.contract.claims import Claim, TenantShare
 from deployments.contract.errors import (
     InvalidRequestError,
     OverloadedError,
     OverloadReason,
     ReplicaUnavailableError,
 )
+from deployments.plan.replica_report import NO_WAITS, Waits
 from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue
 
 ENOUGH = QueueLimits(100, None)
@@ -117,6 +118,22 @@ def test_limits_change_while_requests_wait(stack: ExitStack) -> None:
     with pytest.raises(OverloadedError):
         stack.enter_context(queue.place())
     assert queue.take_all() == waiting
+
+
+def test_the_longest_wait_is_that_of_the_oldest_request(stack: ExitStack) -> None:
+    clock = Clock()
+    queue = RequestQueue(ENOUGH, clock)
+    assert queue.waits is NO_WAITS
+    alice, bob = Claim(tenant="alice"), Claim(tenant="bob", weight=2)
+    put(queue, stack, 8, claim=alice)
+    clock.now_s = 3
+    put(queue, stack, 8, claim=bob)
+    clock.now_s = 4
+    queue.charge([(alice, 30)])
+    assert queue.waits == Waits(longest_s=4, service_gap_tokens=30)
+    assert queue.of_tenants(1) == (TenantShare("bob", 2, 1, 0),)
+    queue.take_all()
+    assert queue.waits is NO_WAITS
 
 
 def test_a_refusal_says_when_the_running_requests_will_have_ended(stack: ExitStack) -> None:

@@ -15,6 +15,7 @@ algorithm 2, the virtual token counter.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, TypeVar
 
 from deployments.contract.claims.claim import Claim
@@ -40,6 +41,23 @@ def cost(num_prompt_tokens: int, num_answer_tokens: int = 0) -> float:
         num_answer_tokens: Tokens of answers.
     """
     return num_prompt_tokens + ANSWER_COST * num_answer_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TenantShare:
+    """What a tenant got of one replica.
+
+    Attributes:
+        tenant: Its name; empty without keys.
+        weight: The weight of its latest request.
+        num_waiting: Its requests that wait; of a pooler, also those that run.
+        served_tokens: The weighted tokens that it got here; each of an answer counts `ANSWER_COST`.
+    """
+
+    tenant: str
+    weight: float
+    num_waiting: int
+    served_tokens: float
 
 
 @dataclass(eq=False, slots=True)
@@ -86,6 +104,27 @@ class FairShares:
         """
         known = self._waiting.get(tenant)
         return self.counter(tenant), 0 if known is None else known.num_waiting
+
+    @property
+    def gap(self) -> float:
+        """How far apart the counters of the tenants that wait are; 0 unless several wait.
+
+        Fair service keeps it below what a few requests cost, however long the tenants wait.
+        """
+        counters = [tenant.counter for tenant in self._waiting.values()]
+        return max(counters) - min(counters) if counters else 0.0
+
+    def of_tenants(self, max_tenants: int) -> tuple[TenantShare, ...]:
+        """Return what the tenants got that waited last, the latest first.
+
+        Args:
+            max_tenants: The most to return.
+        """
+        latest = islice(reversed(self._tenants.items()), max_tenants)
+        return tuple(
+            TenantShare(name, tenant.weight, tenant.num_waiting, tenant.served)
+            for name, tenant in latest
+        )
 
     def enter(self, claim: Claim) -> None:
         """Note that a request begins to wait; call `leave` once it no longer does."""

@@ -49,6 +49,22 @@ def _histogram(name: str, buckets: tuple[float, ...], description: str) -> Metri
 
 RUNNING: Final = _gauge("vllm_num_requests_running", "Sequences, or texts' requests, that run.")
 WAITING: Final = _gauge("vllm_num_requests_waiting", "Sequences, or texts' requests, that wait.")
+LONGEST_WAIT: Final = _gauge(
+    "raystream_longest_wait_seconds",
+    "How long the one has waited for its turn that waits longest; 0 if none waits.",
+)
+SERVICE_GAP: Final = _gauge(
+    "raystream_service_gap_tokens",
+    "How many weighted tokens lie between the most and the least served of the keys that wait, by "
+    "their weights; each token of an answer counts twice.",
+)
+WAITING_FOR: Final = Metric(
+    "raystream_requests_waiting",
+    Kind.GAUGE,
+    "Sequences that wait, by the reason: for their turn, for KV memory, or because one of a better "
+    "priority has taken their place.",
+    ("model_name", "reason"),
+)
 KV_USAGE: Final = _gauge(
     "vllm_kv_cache_usage_perc", "KV memory that running sequences hold, from 0 to 1."
 )
@@ -156,6 +172,8 @@ ANY_REPLICA: Final = (
     DEVICE_MEMORY_USED,
     DEVICE_MEMORY_TOTAL,
     MEMORY_WARNINGS,
+    LONGEST_WAIT,
+    SERVICE_GAP,
 )
 """The metrics that every replica has, whatever its model does."""
 
@@ -163,6 +181,7 @@ GENERATOR: Final = (
     *ANY_REPLICA,
     RUNNING,
     WAITING,
+    WAITING_FOR,
     KV_USAGE,
     PROMPT_TOKENS,
     GENERATION_TOKENS,
@@ -183,7 +202,18 @@ GENERATOR: Final = (
 )
 """The metrics of a text model's replica."""
 
-LOAD: Final = frozenset(m.name for m in (RUNNING, WAITING, KV_USAGE, REPLICA_MEMORY))
+LOAD: Final = frozenset(
+    metric.name
+    for metric in (
+        RUNNING,
+        WAITING,
+        WAITING_FOR,
+        LONGEST_WAIT,
+        SERVICE_GAP,
+        KV_USAGE,
+        REPLICA_MEMORY,
+    )
+)
 """The gauges that are zero once the replica is gone."""
 
 OF_LIVE: Final = frozenset(m.name for m in (STARTED, DEVICE_MEMORY_USED, DEVICE_MEMORY_TOTAL))

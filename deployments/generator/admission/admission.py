@@ -30,6 +30,7 @@ from deployments.contract.generation import GenerationRequest, RequestGroup
 from deployments.generator.admission.engine_feed import EngineFeed
 from deployments.generator.admission.run_estimate import Permit, Run, RunEstimate
 from deployments.plan.kv_layout import KVLayout
+from deployments.plan.replica_report import Waits
 from deployments.replica.retry_after import RetryEstimator
 
 HANDED_OVER = "a sequence that still runs elsewhere would have to wait here"
@@ -100,6 +101,11 @@ class Admission:
     def num_waiting_tokens(self) -> int:
         """Tokens of the sequences that wait."""
         return self._estimate.num_waiting_tokens
+
+    @property
+    def waits(self) -> Waits:
+        """Why and how long sequences wait."""
+        return self._estimate.waits()
 
     @property
     def num_outside(self) -> int:

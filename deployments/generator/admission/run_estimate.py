@@ -26,6 +26,7 @@ from typing import Protocol
 
 from deployments.contract.claims import PRIORITY_AGING_S, Claim, ClaimQueue
 from deployments.plan.kv_layout import KVLayout
+from deployments.plan.replica_report import NO_WAITS, WaitReason, Waits
 
 
 class Run(Protocol):
@@ -82,6 +83,7 @@ class Permit:
         is_planned: Whether that replica still runs it.
         is_bounded: Whether the limits on what waits apply to it.
         run: The sequence once it is accepted; None before, and after it has left.
+        was_displaced: Whether one of a better priority has taken its place here.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Permit:
         self.is_planned = is_planned
         self.is_bounded = not is_resumed
         self.run: Run | None = None
+        self.was_displaced = False
         self._waited_s = 0.0
         self._runs = asyncio.Event()
 
@@ -133,7 +136,7 @@ class Permit:
     def note_displaced(self, now_s: float) -> None:
         """Note that another has taken its place: it waits from now on, before new ones."""
         self.came_s = now_s - self._waited_s
-        self.is_resumed = True
+        self.is_resumed = self.was_displaced = True
 
     def yields_to(self, other: "Permit", aging_s: float, now_s: float) -> bool:
         """Return whether it gives its place to one that waits."""
@@ -185,6 +188,23 @@ class RunEstimate:
     def waiting(self) -> Iterator[Permit]:
         """Those that wait, in order."""
         return iter(self.queue)
+
+    def waits(self, service_gap_tokens: float = 0.0) -> Waits:
+        """Return why and how long sequences wait.
+
+        Args:
+            service_gap_tokens: See `Waits`.
+        """
+        if not len(self.queue):
+            return NO_WAITS
+        has_place = self.num_running < self._max_num_seqs
+        reason = WaitReason.MEMORY if has_place else WaitReason.TURN
+        waiting = self.queue.unordered
+        return Waits(
+            Counter(WaitReason.DISPLACED if each.was_displaced else reason for each in waiting),
+            self._now_s() - min(each.came_s for each in waiting),
+            service_gap_tokens,
+        )
 
     def holds(self, permit: Permit) -> bool:
         """Return whether a permit's sequence runs or waits."""

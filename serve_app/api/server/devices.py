@@ -4,6 +4,9 @@ It shows what all users do, so it is for operators (`serve_app.keys.access`). It
 that sleeps has no replicas to show.
 """
 
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from fastapi import APIRouter, Depends, Response
@@ -11,11 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.contract.descriptions import Task
 from deployments.contract.telemetry.memory_report import Watched
+from deployments.contract.telemetry.metric_store import Snapshot
 from deployments.contract.telemetry.start_progress import StartPhase
-from deployments.plan.replica_report import ReplicaState
+from deployments.plan.replica_report import ReplicaState, WaitReason
 from serve_app.api.requests.context import ApiContext
 from serve_app.backends.models.devices import ModelDevices
 from serve_app.backends.models.serving_states import ServingState
+from serve_app.metrics import PARKED
 
 
 class Figures(BaseModel):
@@ -90,6 +95,35 @@ class Memory(Figures):
     history: History
 
 
+class Waits(Figures):
+    """Why and how long sequences wait at a replica."""
+
+    by_reason: dict[WaitReason, int] = Field(
+        description="How many wait. `turn`: as many run as may. `memory`: the next does not fit "
+        "into the KV memory that is free. `displaced`: they ran, and gave their places to better "
+        "priorities. Empty unless the model generates."
+    )
+    longest_s: float = Field(description="How long the one waits that waits longest.")
+    service_gap_tokens: float = Field(
+        description="Weighted tokens between the most and the least served of the keys that wait, "
+        "by their weights."
+    )
+
+
+class KeyShare(Figures):
+    """What a key got of a replica."""
+
+    tenant: str = Field(
+        serialization_alias="key",
+        description="The key's name, or a gateway's tenant; empty without keys.",
+    )
+    weight: float
+    num_waiting: int = Field(description="Its requests that wait for service.")
+    served_tokens: float = Field(
+        description="Tokens of prompts that were computed for it, and twice those of answers."
+    )
+
+
 class Work(Figures):
     """What a replica does and has done; null where its kind of model has no such count."""
 
@@ -105,6 +139,11 @@ class Work(Figures):
     )
     num_cached_tokens: int | None = Field(
         description="Prompt tokens found there and not computed again (prefix hits)."
+    )
+    waits: Waits
+    tenants: list[KeyShare] = Field(
+        serialization_alias="keys",
+        description="What each key got, at most 64: those that waited last.",
     )
 
 
@@ -160,6 +199,10 @@ class Model(Figures):
     num_replicas: dict[str, int] = Field(
         description="Replicas in each of Serve's states: STARTING, RUNNING, STOPPING and others."
     )
+    num_parked: int = Field(
+        description="Streams that have begun, hold no memory of a replica and wait to go on, at "
+        "all ingresses."
+    )
     num_started: int = Field(
         description="Replicas that have run since the ingress that answers began to look; more "
         "than run now if some were replaced or scaled down."
@@ -173,7 +216,7 @@ class Model(Figures):
     )
 
     @classmethod
-    def of(cls, model: ModelDevices) -> "Model":
+    def of(cls, model: ModelDevices, num_parked: int) -> "Model":
         """Return the description of a model."""
         return cls(
             id=model.id,
@@ -182,6 +225,7 @@ class Model(Figures):
             status=model.state.status,
             message=model.state.message,
             num_replicas=dict(model.state.num_replicas),
+            num_parked=num_parked,
             num_started=model.replicas.num_started,
             replicas=[Replica.model_validate(each) for each in model.replicas.reports],
             starting=[Start.model_validate(each) for each in model.starting],
@@ -202,7 +246,8 @@ class DevicesApi:
     def __init__(self, context: ApiContext) -> None:
         self._devices = context.devices
         self._operators = context.operators
-        self._rendered: tuple[tuple[ModelDevices, ...], bytes] | None = None
+        self._snapshots = context.snapshots
+        self._rendered: tuple[tuple[ModelDevices, ...], Mapping[str, int], bytes] | None = None
 
     def router(self) -> APIRouter:
         """Return the surface's routes."""
@@ -220,8 +265,18 @@ class DevicesApi:
 
         Replicas that don't answer are named; nothing waits for them for longer than two seconds.
         """
-        found = await self._devices.latest()
-        if self._rendered is None or found is not self._rendered[0]:
-            listed = DeviceList(data=[Model.of(each) for each in found])
-            self._rendered = found, listed.model_dump_json().encode()
-        return Response(self._rendered[1], media_type="application/json")
+        found, snapshots = await asyncio.gather(self._devices.latest(), self._snapshots.all())
+        parked = num_parked_of(snapshots)
+        if self._rendered is None or found is not self._rendered[0] or parked != self._rendered[1]:
+            listed = DeviceList(data=[Model.of(each, parked.get(each.id, 0)) for each in found])
+            self._rendered = found, parked, listed.model_dump_json(by_alias=True).encode()
+        return Response(self._rendered[2], media_type="application/json")
+
+
+def num_parked_of(snapshots: Iterable[Snapshot]) -> dict[str, int]:
+    """Return how many streams of each model are parked, at all ingresses."""
+    parked = Counter[str]()
+    for snapshot in snapshots:
+        for (model_id,), (number,) in snapshot.series.get(PARKED.name, ()):
+            parked[model_id] += int(number)
+    return dict(parked)

@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { ask } from "./api.js";
 import { Chart } from "./chart.js";
-import { TIMES, averageRunning, growth, lasting, mean, samplesOf, total } from "./metrics.js";
+import { TIMES, averageRunning, growth, growthBy, lasting, mean, samplesOf, total } from "./metrics.js";
 import { Wake, stateText } from "./models.js";
 import { ErrorNotice, number, size } from "./parts.js";
 
@@ -14,6 +14,7 @@ const WINDOW = 15;
 const REFUSED = "vllm:admission_rejections_total";
 const MOVED = "raystream_streams_moved_total";
 const DELIVERED = "raystream_delivered_tokens_total";
+const PROMPTS = "raystream_prompt_tokens_total";
 
 /**
  * Ask for the figures again and again while the tab can be seen.
@@ -55,7 +56,7 @@ async function read(signal) {
     ask("v1/devices", { signal }).then((answer) => answer.json()),
     ask("metrics", { signal }).then((answer) => answer.text()),
   ]);
-  return { models: devices.data, samples: samplesOf(metrics, [REFUSED, MOVED, DELIVERED, ...TIMES]), ms: performance.now() };
+  return { models: devices.data, samples: samplesOf(metrics, [REFUSED, MOVED, DELIVERED, PROMPTS, ...TIMES]), ms: performance.now() };
 }
 
 /** Add the speed since the reading before to the history, and what there is on average. */
@@ -65,7 +66,8 @@ function withRate(found, before, history) {
   const replicas = found.models.flatMap((model) => model.replicas);
   const running = replicas.reduce((sum, { work }) => sum + work.num_running, 0);
   const waiting = replicas.reduce((sum, { work }) => sum + work.num_waiting, 0);
-  const now = { ...found, samples, running, waiting, tokensPerS: null };
+  const parked = found.models.reduce((sum, model) => sum + model.num_parked, 0);
+  const now = { ...found, samples, running, waiting, parked, tokensPerS: null };
   if (before) {
     now.tokensPerS = growth(before.samples[DELIVERED], samples[DELIVERED]) / ((found.ms - before.ms) / 1000);
     history.unixS.push(Date.now() / 1000);
@@ -89,8 +91,33 @@ function averageOf(window) {
     running: averageRunning(first.samples, last.samples, seconds, generators),
     waiting: mean(window.map(({ waiting }) => waiting)),
     tokensPerS: growth(first.samples[DELIVERED], last.samples[DELIVERED]) / seconds,
+    keys: keysOf(first, last, seconds),
   };
 }
+
+/** @returns What each key got a second between two readings, the most first, and how many of its requests wait. */
+function keysOf(first, last, seconds) {
+  const counters = [PROMPTS, DELIVERED].map((name) => growthBy("key", first.samples[name], last.samples[name]));
+  const known = last.models.flatMap(({ replicas }) => replicas.flatMap(({ work }) => work.keys));
+  const names = new Set([...counters.flatMap((each) => [...each.keys()]), ...known.map(({ key }) => key)]);
+  const total_ = sumOf(counters.flatMap((each) => [...each.values()]));
+  return [...names]
+    .map((name) => {
+      const own = known.filter(({ key }) => key === name);
+      const tokens = sumOf(counters.map((each) => each.get(name) ?? 0));
+      return {
+        name,
+        weight: own[0]?.weight ?? null,
+        waiting: sumOf(own.map((each) => each.num_waiting)),
+        tokensPerS: tokens / seconds,
+        share: total_ ? tokens / total_ : null,
+      };
+    })
+    .sort((one, other) => other.tokensPerS - one.tokensPerS || one.name.localeCompare(other.name));
+}
+
+/** @param {number[]} values */
+const sumOf = (values) => values.reduce((sum, value) => sum + value, 0);
 
 /** @returns {boolean} Whether the browser shows the page. */
 function useVisible() {
@@ -118,6 +145,7 @@ export function Live({ isShown, onKey }) {
         <dl class="tiles">
           <${Tile} name="Running" value=${averaged(figures.average?.running, 1)} now=${number(figures.running)} />
           <${Tile} name="Waiting" value=${averaged(figures.average?.waiting, 1)} now=${number(figures.waiting)} />
+          <${Tile} name="Parked" value=${number(figures.parked)} />
           <${Tile} name="Tokens/s" value=${averaged(figures.average?.tokensPerS)}
             now=${figures.tokensPerS === null ? "–" : number(figures.tokensPerS)} />
           <${Tile} name="Refused" value=${number(total(figures.samples[REFUSED]))} />
@@ -129,6 +157,7 @@ export function Live({ isShown, onKey }) {
         ${history.unixS.length > 1 && html`
           <${Chart} label="Tokens delivered" x=${history.unixS}
             lines=${[{ name: "tokens/s", values: history.tokensPerS }]} format=${(value) => number(value)} />`}
+        ${figures.average?.keys.some(({ name }) => name) && html`<${Keys} keys=${figures.average.keys} />`}
         ${figures.models.map((model) => html`<${Model} key=${model.id} model=${model} samples=${figures.samples}
           onChange=${retry} />`)}`}
     </div>`;
@@ -160,7 +189,7 @@ function Model({ model, samples, onChange }) {
         class=${`tag is-${model.state}`}>${stateText(model.state)}</span></h3>
       <p class="detail">
         ${counts.join(", ") || WITHOUT_REPLICA[model.state] || "No replica"}; ${number(total(samples[REFUSED], own))} refused,
-        ${" "}${number(total(samples[MOVED], own))} moved
+        ${" "}${number(total(samples[MOVED], own))} moved${model.num_parked > 0 && `, ${number(model.num_parked)} parked now`}
         ${model.silent_replicas.length > 0 && html`; no answer from ${model.silent_replicas.join(", ")}`}
         ${model.message && html`. ${model.message}`}
       </p>
@@ -168,6 +197,41 @@ function Model({ model, samples, onChange }) {
       ${model.replicas.length > 0 && html`<${Replicas} model=${model} /><${Memory} model=${model} />`}
     </section>`;
 }
+
+const REASONS = { turn: "for their turn", memory: "for memory", displaced: "displaced" };
+
+/** @returns {string} Why sequences wait, in brackets; "" if none does. */
+function reasonsOf({ by_reason: counts, longest_s: longest }) {
+  const told = Object.entries(counts).filter(([, count]) => count).map(([reason, count]) => `${count} ${REASONS[reason]}`);
+  return told.length ? ` (${told.join(", ")}; up to ${number(longest, 1)} s)` : "";
+}
+
+/** What each key gets of all models. */
+const Keys = ({ keys }) => html`
+  <section class="model" aria-label="Keys">
+    <h3>Keys</h3>
+    <div class="scroll" tabindex="0" role="region" aria-label="What each key gets">
+      <table>
+        <thead>
+          <tr>
+            <th>Key</th><th class="amount">Weight</th><th class="amount">Waiting</th>
+            <th class="amount">Tokens/s</th><th class="amount">Share</th>
+          </tr>
+        </thead>
+        <tbody>
+          ${keys.map(({ name, weight, waiting, tokensPerS, share }) => html`
+            <tr key=${name}>
+              <td><code>${name || "none"}</code></td>
+              <td class="amount">${weight === null ? "–" : number(weight, 3)}</td>
+              <td class="amount">${waiting}</td>
+              <td class="amount">${averaged(tokensPerS, 1)}</td>
+              <td class="amount">${percent(share)}</td>
+            </tr>`)}
+        </tbody>
+      </table>
+    </div>
+    <p class="detail">Tokens of prompts and answers together, on average over the same time.</p>
+  </section>`;
 
 const Replicas = ({ model }) => html`
   <div class="scroll" tabindex="0" role="region" aria-label=${`Replicas of ${model.id}`}>
@@ -186,7 +250,7 @@ const Replicas = ({ model }) => html`
             <td class=${`state ${replica.state}`}>${STATES[replica.state] ?? "■"} ${replica.state}</td>
             <td>${replica.device}</td>
             <td class="amount">${replica.work.num_running} of ${replica.plan.max_num_seqs}</td>
-            <td class="amount">${replica.work.num_waiting}</td>
+            <td class="amount">${replica.work.num_waiting}${reasonsOf(replica.work.waits)}</td>
             <td class="amount">${percent(replica.work.kv_usage)}</td>
             <td class="amount">${size(replica.memory.use.process_bytes)}</td>
             <td class="amount">${replica.work.num_moved_in ?? "–"}</td>

@@ -39,6 +39,17 @@ export function growth(before, samples) {
   return samples.reduce((sum, { series, value }) => sum + Math.max(0, value - (values.get(series) ?? value)), 0);
 }
 
+/**
+ * Return the same by the value of a label.
+ * @param {string} label @param {Sample[]} before @param {Sample[]} samples
+ * @returns {Map<string, number>}
+ */
+export function growthBy(label, before, samples) {
+  const values = [...new Set(samples.map(({ labels }) => labels[label] ?? ""))];
+  const own = (value) => samples.filter(({ labels }) => (labels[label] ?? "") === value);
+  return new Map(values.map((value) => [value, growth(before, own(value))]));
+}
+
 /** @param {number[]} values @returns {number} Their mean; 0 of none. */
 export const mean = (values) => values.reduce((sum, value) => sum + value, 0) / (values.length || 1);
 

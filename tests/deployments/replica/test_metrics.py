@@ -4,6 +4,7 @@ from deployments.contract.output import EngineStats, FinishReason, TextDelta
 from deployments.contract.telemetry.memory_report import MemoryUse, MemoryWarning, Watched
 from deployments.contract.telemetry.metric_store import Kind, MetricStore
 from deployments.contract.telemetry.metric_table import GENERATOR, POOLER
+from deployments.plan.replica_report import NO_WAITS, WaitReason, Waits
 from deployments.replica.metrics import (
     GeneratorMetrics,
     MemoryMetrics,
@@ -32,10 +33,13 @@ GENERATOR_NAMES = {
     "vllm_num_preemptions_total",
     "vllm_request_success_total",
     "raystream_replica_start_time_seconds",
+    "raystream_requests_waiting",
 }
 """What dashboards ask for; see docs/metrics.md before changing one."""
 
-MEMORY_NAMES = {
+ANY_NAMES = {
+    "raystream_longest_wait_seconds",
+    "raystream_service_gap_tokens",
     "raystream_replica_memory_bytes",
     "raystream_device_memory_used_bytes",
     "raystream_device_memory_total_bytes",
@@ -94,8 +98,8 @@ def delta(
 
 
 def test_the_tables_have_the_names_that_dashboards_know() -> None:
-    assert {metric.name for metric in GENERATOR} == GENERATOR_NAMES | MEMORY_NAMES
-    assert {metric.name for metric in POOLER} == POOLER_NAMES | MEMORY_NAMES
+    assert {metric.name for metric in GENERATOR} == GENERATOR_NAMES | ANY_NAMES
+    assert {metric.name for metric in POOLER} == POOLER_NAMES | ANY_NAMES
 
 
 def test_a_name_in_both_tables_is_the_same_metric() -> None:
@@ -234,6 +238,20 @@ def test_a_classifier_records_what_happened(store: MetricStore, classifier: Pool
     assert number(store, "vllm_prompt_tokens_total") == 40
     assert values(store, "vllm_request_success_total") == {"stop": (1,), "length": (0,)}
     assert count_and_sum(store, "vllm_e2e_request_latency_seconds") == (1, 0.5)
+
+
+def test_why_and_how_long_sequences_wait_is_recorded_until_none_does(
+    store: MetricStore, generator: GeneratorMetrics
+) -> None:
+    generator.observe_waits(Waits({WaitReason.TURN: 2, WaitReason.DISPLACED: 1}, 4.5, 120.0))
+    waiting = {"turn": (2,), "memory": (0,), "displaced": (1,)}
+    assert values(store, "raystream_requests_waiting") == waiting
+    assert number(store, "raystream_longest_wait_seconds") == 4.5
+    assert number(store, "raystream_service_gap_tokens") == 120
+    generator.observe_waits(NO_WAITS)
+    assert values(store, "raystream_requests_waiting") == dict.fromkeys(waiting, (0,))
+    assert number(store, "raystream_longest_wait_seconds") == 0
+    assert number(store, "raystream_service_gap_tokens") == 0
 
 
 def test_memory_is_recorded_as_far_as_it_is_known(store: MetricStore) -> None:

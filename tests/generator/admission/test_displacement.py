@@ -11,6 +11,7 @@ from deployments.contract.generation import GenerationRequest, RequestGroup
 from deployments.contract.sampling_params import SamplingParams
 from deployments.generator.admission.admission import Admission, AdmissionLimits
 from deployments.plan.kv_layout import KVLayout
+from deployments.plan.replica_report import NO_WAITS, WaitReason, Waits
 
 if TYPE_CHECKING:
     from deployments.generator.admission.run_estimate import Permit
@@ -260,3 +261,23 @@ def test_a_group_of_a_better_priority_displaces_as_many() -> None:
     replica.add("y", 0, group=RequestGroup("g", 2, is_first=False))
     assert replica.running == "axy"
     replica.end_all()
+
+
+def test_why_and_how_long_sequences_wait_is_told() -> None:
+    replica = Replica(max_num_seqs=2)
+    assert replica.counted.waits is NO_WAITS
+    for name in "abc":
+        replica.add(name, 1)
+    replica.now_s += 3
+    assert replica.counted.waits == Waits({WaitReason.TURN: 1}, 3)
+    replica.now_s += 1
+    replica.add("x")  # takes the place of b
+    assert replica.counted.waits == Waits({WaitReason.TURN: 1, WaitReason.DISPLACED: 1}, 4)
+    for name in "xb":
+        replica.end(name)
+    assert replica.counted.waits is NO_WAITS
+    replica.end("c")
+    replica.add("large", 1, num_tokens=100)
+    assert replica.counted.waits == Waits({WaitReason.MEMORY: 1})
+    replica.end_all()
+    assert replica.counted.waits is NO_WAITS

@@ -218,6 +218,11 @@ async def test_live_shows_replicas_and_counts_and_asks_only_while_it_is_seen(pag
     await expect(running).to_contain_text("now 7")
     await expect(tiles.locator("div", has_text="Waiting")).to_contain_text("now 2")
     await expect(page.page.get_by_role("img", name="Memory of m")).to_be_visible()
+    await expect(tiles.locator("div", has_text="Parked")).to_contain_text("0")
+    await expect(table.get_by_role("row").nth(1)).to_contain_text("1 (1 for memory; up to 2.5 s)")
+    keys = page.page.get_by_role("region", name="What each key gets")
+    await page.page.clock.run_for(3_000)  # an average takes two readings
+    await expect(keys.get_by_role("row").nth(1)).to_contain_text("alice")
     # What changes is shown without a touch.
     busier = gpu_report("r1")
     page.models.reports = {"m": (replace(busier, work=replace(busier.work, num_running=5)),)}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.contract.claims import Claim, FairShares, cost
+from deployments.contract.claims import Claim, FairShares, TenantShare, cost
 from deployments.contract.claims import shares as fair_shares
 
 A, B = Claim(tenant="a"), Claim(tenant="b")
@@ -55,6 +55,35 @@ def test_a_tenant_that_was_ahead_stays_ahead_when_it_waits_again() -> None:
     shares.leave(A)
     shares.enter(A)
     assert shares.counter("a") == 100, "leaving the queue for a moment pays no debt"
+
+
+def test_the_gap_is_between_the_most_and_the_least_served_of_those_that_wait() -> None:
+    shares = FairShares()
+    assert shares.gap == 0
+    shares.enter(A)
+    shares.charge(A, 100)
+    assert shares.gap == 0, "one tenant alone is never behind"
+    shares.enter(B)
+    shares.charge(A, 60)
+    assert shares.gap == 60
+    shares.enter(HEAVY)
+    shares.charge(HEAVY, 30)
+    assert (shares.counter("heavy"), shares.gap) == (110, 60)
+    shares.leave(A)
+    assert shares.gap == 10
+
+
+def test_tenants_are_told_that_waited_last() -> None:
+    shares = FairShares()
+    for claim, served in ((A, 100), (HEAVY, 30), (B, 5)):
+        shares.enter(claim)
+        shares.charge(claim, served)
+    shares.leave(B)
+    assert shares.of_tenants(2) == (
+        TenantShare("b", 1.0, 0, 5.0),
+        TenantShare("heavy", 3.0, 1, 30.0),
+    )
+    assert [each.tenant for each in shares.of_tenants(9)] == ["b", "heavy", "a"]
 
 
 def test_what_other_replicas_served_is_learned_while_the_tenant_waits() -> None:

@@ -7,7 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.contract.telemetry.metric_store import Snapshot
 from deployments.contract.telemetry.start_progress import StartPhase, StartReport
+from serve_app.api.server.devices import num_parked_of
 from serve_app.backends.models import devices
 from serve_app.backends.models.devices import MEMORY_S, DeviceSources
 from serve_app.backends.models.serving_states import DeploymentState, ServingState
@@ -15,6 +17,7 @@ from serve_app.backends.replicas.replica_reports import Reports
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from serve_app.keys.api_keys import KeyRing
+from serve_app.metrics import PARKED
 from tests.replica_reports import GIB, NOW_S, cpu_report, gpu_report
 from tests.serve_app.apps import ALICE, BOB, bearer, client_of, key
 
@@ -103,6 +106,7 @@ async def test_each_model_is_shown_with_its_state_and_its_replicas(cluster: Clus
         "status": "UPSCALING",
         "message": "one more",
         "num_replicas": {"RUNNING": 1},
+        "num_parked": 0,
         "num_started": 3,
         "silent_replicas": ["gone"],
         "starting": [],
@@ -132,6 +136,15 @@ async def test_each_model_is_shown_with_its_state_and_its_replicas(cluster: Clus
         "num_moved_in": 1,
         "num_prompt_tokens": 100,
         "num_cached_tokens": 40,
+        "waits": {
+            "by_reason": {"memory": 1},
+            "longest_s": 2.5,
+            "service_gap_tokens": 120.0,
+        },
+        "keys": [
+            {"key": "alice", "weight": 2.0, "num_waiting": 1, "served_tokens": 900.0},
+            {"key": "bob", "weight": 1.0, "num_waiting": 0, "served_tokens": 300.0},
+        ],
     }
     assert (replica["state"], replica["state_unix_s"]) == ("healthy", NOW_S)
 
@@ -144,6 +157,16 @@ async def test_what_a_classifier_on_a_cpu_does_not_have_is_null(cluster: Cluster
     assert replica["memory"]["share_bytes"] is None
     assert replica["memory"]["history"]["reserved_bytes"] is None
     assert replica["work"]["kv_usage"] is None
+
+
+def test_the_streams_that_all_ingresses_hold_are_parked() -> None:
+    def ingress(replica: str, **parked: float) -> Snapshot:
+        series = tuple(((model,), (number,)) for model, number in parked.items())
+        return Snapshot("Ingress", replica, NOW_S, {PARKED.name: series})
+
+    others = Snapshot("m", "r", NOW_S, {})
+    found = num_parked_of([ingress("a", m=2, n=0), others, ingress("b", m=3)])
+    assert found == {"m": 5, "n": 0}
 
 
 async def test_replicas_are_asked_once_a_second_however_many_clients_look(cluster: Cluster) -> None:

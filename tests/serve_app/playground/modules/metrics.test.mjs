@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { moduleOf } from "./page.mjs";
 
-const { TIMES, averageRunning, growth, lasting, mean, samplesOf, total } = await moduleOf("metrics");
+const { TIMES, averageRunning, growth, growthBy, lasting, mean, samplesOf, total } = await moduleOf("metrics");
 
 /** A counter's samples, by the process that has counted. */
 const counted = (byProcess) =>
@@ -22,6 +22,14 @@ test("the speed counts processes that were there before", () => {
   assert.equal(growth(counted({ a: 900, b: 10 }), counted({ b: 30 })), 20);
   assert.equal(growth(counted({ b: 30 }), counted({ a: 900, b: 35 })), 5);
   assert.equal(growth(counted({ a: 900, b: 35 }), counted({ a: 910, b: 3 })), 10);
+});
+
+test("a counter grows for each value of a label, whatever the process", () => {
+  const read = (...counts) =>
+    samplesOf(counts.map(([key, replica, n]) => `t{key="${key}",replica="${replica}"} ${n}`).join("\n"), ["t"]).t;
+  const before = read(["a", "x", 1], ["a", "y", 2], ["", "x", 5]);
+  const now = read(["a", "x", 4], ["a", "y", 4], ["", "x", 6], ["new", "x", 9]);
+  assert.deepEqual([...growthBy("key", before, now)], [["a", 5], ["", 1], ["new", 0]]);
 });
 
 test("counts do not fall when a process ends or begins again", () => {
