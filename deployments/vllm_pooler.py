@@ -4,39 +4,22 @@ Like `deployments.vllm_generator` it runs in vLLM's environment, and is also imp
 no vLLM.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from deployments.contract.model_spec import ModelSpec
-from deployments.contract.telemetry.memory_report import MemoryUse
-from deployments.device.device import MemoryDevice
-from deployments.device.process_tree import TreeMemory
 from deployments.pooler_replica import PoolerReplica
 from deployments.pooling.pooling_worker import PoolerFacts, PoolingWorker
-from deployments.replica.assigned_device import open_watched_device
-from deployments.replica.own_actor import end_own_actor, own_log_file
-from deployments.vllm_engine.logs import EngineLogs
 from deployments.vllm_engine.pooling_worker import VllmWorker
+from deployments.vllm_engine.replica import VllmReplica
 
 if TYPE_CHECKING:
     from deployments.vllm_engine.pooled_engine import VllmPooling
 
 
-class VllmPooler(PoolerReplica):
+class VllmPooler(VllmReplica, PoolerReplica):
     """Answers texts with one model on vLLM."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        open_device: Callable[[ModelSpec], MemoryDevice] = open_watched_device,
-        end_process: Callable[[], None] = end_own_actor,
-    ) -> None:
-        """Start vLLM; see `ModelReplica`."""
-        super().__init__(spec, open_device, end_process)
-
     def _open_worker(self) -> PoolingWorker:
-        self._logs = EngineLogs(own_log_file(self._replica_id))
-        self._logs.prepare()
+        self._logs = self._open_logs()
         self._vllm_worker = VllmWorker(self._open_engine, self._queue, self._hand_over)
         return self._vllm_worker
 
@@ -46,17 +29,13 @@ class VllmPooler(PoolerReplica):
         from deployments.vllm_engine.pooled_engine import open_pooling
 
         self._phases.end("vLLM's imports")
-        on_cpu = self._device.torch_device.type == "cpu"
-        self._pooling = open_pooling(self._spec, self._logs, self._progress, on_cpu=on_cpu)
+        self._pooling = open_pooling(self._spec, self._logs, self._progress, on_cpu=self._on_cpu)
         return self._pooling
 
     def _start_worker(self) -> PoolerFacts:
         self._vllm_worker.start().result()
         self._phases.end("engine")
         return self._pooling.facts
-
-    def _read_memory(self) -> Callable[[], MemoryUse]:
-        return TreeMemory(self._device)
 
     def _stop(self) -> None:
         super()._stop()

@@ -10,26 +10,19 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import count
 from typing import Protocol
 
 from deployments.compute.work_watch import is_hung
-from deployments.contract.errors import (
-    GenerationAbortedError,
-    GenerationFailedError,
-    RaystreamError,
-    ReplicaUnavailableError,
-)
+from deployments.contract.errors import GenerationFailedError
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.engine import Engine
 from deployments.engine.engine_thread import Deltas, EngineDeadError, EngineThread
 from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.generator.text_engine import EngineFacts, Take
+from deployments.generator.text_engine import AnyEngine, EngineFacts, Take
 
 PROBE = SamplingParams(temperature=0, max_tokens=1)
 PROGRESS = TextDelta((), "")
-FAILED = "the engine has failed; try again"
 
 
 class Placed(Protocol):
@@ -46,11 +39,10 @@ class Placed(Protocol):
         ...
 
 
-class AsyncEngine:
+class AsyncEngine(AnyEngine):
     """Runs sequences for the coroutines of one event loop.
 
-    Attributes:
-        ready_s: When the step ended whose delta is being taken, by the monotonic clock.
+    A delta is ready when its step has ended.
     """
 
     def __init__(
@@ -63,18 +55,16 @@ class AsyncEngine:
             on_stats: Called on the event loop after each turn of the engine's thread, once its
                 deltas are taken.
         """
+        super().__init__()
         self._place = place
         self._on_stats = on_stats
         self._takers: dict[str, Take] = {}
-        self._serial = count()
         self._pings: set[str] = set()
         self._num_steps_seen = 0
         self._num_steps_spread = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.ready_s = 0.0
         self._handed_over: deque[tuple[float, str, TextDelta]] = deque()
         self._is_spreading = False
-        self._is_stopped = False
         self._thread = EngineThread(self._make, self._hand_over)
 
     def start(self) -> EngineFacts:
@@ -104,26 +94,6 @@ class AsyncEngine:
     def is_alive(self) -> bool:
         """Whether the engine's thread still takes sequences."""
         return self._thread.is_alive
-
-    def require_alive(self) -> None:
-        """Raise if the engine's thread has ended.
-
-        Raises:
-            GenerationAbortedError: It was stopped.
-            ReplicaUnavailableError: It has failed; Serve will replace the replica.
-        """
-        if not self._thread.is_alive:
-            raise self._end_error()
-
-    def _end_error(self) -> RaystreamError:
-        """Return what the engine's end means for a sequence, which may go on elsewhere."""
-        if self._is_stopped:
-            return GenerationAbortedError("the engine was stopped; try again")
-        return ReplicaUnavailableError(FAILED)
-
-    def unique_id(self, name: str) -> str:
-        """Return a unique name for a sequence, since clients may repeat a request id."""
-        return f"{name}-{next(self._serial)}"
 
     def validate(self, request: SequenceRequest) -> None:
         """Refuse a sequence that could not run; see `Engine.validate`."""
@@ -242,6 +212,5 @@ class AsyncEngine:
     def _last(self, delta: TextDelta) -> TextDelta:
         """Return a sequence's last delta; the engine's end is no failure of the sequence."""
         if delta.finish_reason is FinishReason.ERROR and not self._thread.is_alive:
-            why = None if self._is_stopped else FAILED
-            return replace(delta, finish_reason=FinishReason.ABORT, error=why)
+            return replace(delta, finish_reason=FinishReason.ABORT, error=self._aborted.error)
         return delta

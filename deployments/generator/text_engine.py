@@ -8,11 +8,17 @@ channels and failover. `deployments.generator.async_engine` is the embedded engi
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase, ProcessorMixin
 
-from deployments.contract.output import EngineStats, TextDelta
+from deployments.contract.errors import (
+    GenerationAbortedError,
+    RaystreamError,
+    ReplicaUnavailableError,
+)
+from deployments.contract.output import EngineStats, FinishReason, TextDelta
 from deployments.engine.limits import EngineLimits
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.plan.kv_layout import KVLayout
@@ -153,3 +159,45 @@ class TextEngine(Protocol):
             ReplicaUnavailableError: The engine has failed.
         """
         ...
+
+
+class AnyEngine:
+    """What every `TextEngine` does in the same way: it names sequences, and says how it has ended.
+
+    Attributes:
+        ready_s: When the delta that is being taken was ready, by the monotonic clock.
+    """
+
+    _failed = "the engine has failed; try again"
+    """What clients of its sequences read if it has ended without being stopped."""
+
+    def __init__(self) -> None:
+        """Start without sequences."""
+        self.ready_s = 0.0
+        self._is_stopped = False
+        self._serial = count()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine still takes sequences."""
+        raise NotImplementedError
+
+    def require_alive(self) -> None:
+        """Raise if the engine takes no more sequences; see `TextEngine.require_alive`."""
+        if not self.is_alive:
+            raise self._end_error()
+
+    def unique_id(self, name: str) -> str:
+        """Return a unique name for a sequence, since clients may repeat a request id."""
+        return f"{name}-{next(self._serial)}"
+
+    def _end_error(self) -> RaystreamError:
+        """Return what the engine's end means for a sequence, which may go on elsewhere."""
+        if self._is_stopped:
+            return GenerationAbortedError("the engine was stopped; try again")
+        return ReplicaUnavailableError(self._failed)
+
+    @property
+    def _aborted(self) -> TextDelta:
+        """The last delta of a sequence that may go on elsewhere, because the engine has ended."""
+        return TextDelta((), "", FinishReason.ABORT, None if self._is_stopped else self._failed)

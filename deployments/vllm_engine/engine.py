@@ -16,7 +16,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from typing import Any, Final
 
 from vllm import SamplingParams as VllmParams
@@ -29,12 +28,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
-from deployments.contract.errors import (
-    GenerationAbortedError,
-    GenerationFailedError,
-    RaystreamError,
-    ReplicaUnavailableError,
-)
+from deployments.contract.errors import GenerationFailedError
 from deployments.contract.model_errors import UnsupportedModelError, reason_of
 from deployments.contract.model_spec import ModelSpec
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
@@ -43,7 +37,7 @@ from deployments.contract.telemetry.start_progress import StartProgress
 from deployments.engine.detokenizing.detokenizer import UndecodableError
 from deployments.engine.grammar.matcher import GrammarCompiler
 from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.generator.text_engine import EngineFacts, Take
+from deployments.generator.text_engine import AnyEngine, EngineFacts, Take
 from deployments.replica.start_phases import EndPhase
 from deployments.vllm_engine.grammars import envelope, eos_token_ids
 from deployments.vllm_engine.logs import EngineLogs
@@ -54,8 +48,6 @@ from deployments.vllm_engine.watches import Watch
 
 logger = logging.getLogger("ray.serve.raystream.replica")
 
-FAILED: Final = "the engine has failed; try again"
-
 ANSWER_S: Final = 1.0
 """Seconds that a health check waits for a ping."""
 
@@ -64,12 +56,8 @@ RESUMED: Final = -1
 """Priorities at vLLM, where lower numbers run first and 0 is that of new sequences."""
 
 
-class VllmEngine:
-    """Runs sequences on vLLM for the coroutines of one event loop.
-
-    Attributes:
-        ready_s: When the delta that is being taken was ready, by the monotonic clock.
-    """
+class VllmEngine(AnyEngine):
+    """Runs sequences on vLLM for the coroutines of one event loop."""
 
     def __init__(
         self,
@@ -91,19 +79,17 @@ class VllmEngine:
             progress: Counts what is downloaded.
             on_cpu: Whether the model runs on the CPU.
         """
-        self.ready_s = 0.0
+        super().__init__()
         self._spec = spec
         self._logs = logs
         self._on_stats = on_stats
         self._end_phase = end_phase
         self._progress = progress or StartProgress()
         self._on_cpu = on_cpu
-        self._serial = count()
         self._counts = _Counts()
         self._readers: set[_Reader] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watch = Watch(on_cpu=on_cpu)
-        self._is_stopped = False
         self._is_hung = False
         self._num_steps_seen = 0
         self._pinging: asyncio.Task[None] | None = None
@@ -156,25 +142,6 @@ class VllmEngine:
     def is_alive(self) -> bool:
         """Whether the engine still takes sequences."""
         return not (self._is_stopped or self._is_hung or self._llm.errored)
-
-    def require_alive(self) -> None:
-        """Raise if the engine takes no more sequences.
-
-        Raises:
-            GenerationAbortedError: It was stopped.
-            ReplicaUnavailableError: It has failed or hangs; Serve will replace the replica.
-        """
-        if not self.is_alive:
-            raise self._end_error()
-
-    def _end_error(self) -> RaystreamError:
-        if self._is_stopped:
-            return GenerationAbortedError("the engine was stopped; try again")
-        return ReplicaUnavailableError(FAILED)
-
-    def unique_id(self, name: str) -> str:
-        """Return a unique name for a sequence, since clients may repeat a request id."""
-        return f"{name}-{next(self._serial)}"
 
     def validate(self, request: SequenceRequest) -> None:
         """Refuse a sequence that could not run; see `EngineLimits.check`.
@@ -366,11 +333,6 @@ class VllmEngine:
         self._abort(reader)
         with suppress(Exception):
             reader.take(last)
-
-    @property
-    def _aborted(self) -> TextDelta:
-        """The last delta of a sequence that may go on elsewhere."""
-        return TextDelta((), "", FinishReason.ABORT, None if self._is_stopped else FAILED)
 
     def _drop(self, reader: "_Reader") -> None:
         if reader in self._readers:

@@ -1,0 +1,251 @@
+"""A server of vLLM that somebody else runs, as it is spoken to: questions, and streams of tokens.
+
+Source: vllm/entrypoints/scale_out/token_in_token_out/{protocol,serving}.py of vLLM 0.32
+"""
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+from urllib.error import HTTPError
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
+
+import aiohttp
+
+from deployments.contract.model_errors import UnsupportedModelError
+
+logger = logging.getLogger("ray.serve.raystream.replica")
+
+GENERATE: Final = "/inference/v1/generate"
+MODELS: Final = "/v1/models"
+API_KEY: Final = "VLLM_API_KEY"
+"""The variable that holds the servers' key, as it does for vLLM itself."""
+
+CONNECT_S: Final = 2.0
+FIRST_TOKEN_S: Final = 90.0
+SILENCE_S: Final = 30.0
+"""Seconds without a token after which a server is taken to hang. A long prompt may take as long
+before its first; both are less than the ingress's `stall_timeout_s`, which would end the stream.
+"""
+KEEP_ALIVE_S: Final = 3.0
+"""Seconds that an idle connection is kept: the servers close theirs after five."""
+REST_S: Final = 5.0
+"""Seconds for which a server that has failed gets no sequence, unless all have."""
+LINE_BYTES: Final = 2**20
+"""The longest event of a server."""
+
+REFUSALS: Final = (401, 403, 404)
+"""Statuses by which a server says that it will never answer this."""
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """Follows no redirect: another server would be given the key."""
+
+    def redirect_request(self, *args: Any) -> None:
+        return None
+
+
+DIRECT: Final = build_opener(ProxyHandler({}), _NoRedirect)
+"""Asks servers themselves, whatever proxy the environment names, as the streams do."""
+
+
+class ServerLostError(Exception):
+    """A server does not answer, or has ended a sequence that it had not finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server says of itself."""
+
+    name: str
+    max_model_len: int
+
+
+class _Logprob(Protocol):
+    @property
+    def logprob(self) -> float: ...
+
+    @property
+    def rank(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    """See vLLM's Logprob."""
+
+    logprob: float
+    rank: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gained:
+    """What `Deltas` reads of vLLM's CompletionOutput."""
+
+    token_ids: Sequence[int]
+    finish_reason: str | None
+    stop_reason: int | str | None
+    logprobs: Sequence[Mapping[int, _Logprob]] = ()
+
+    @classmethod
+    def of(cls, choice: Mapping[str, Any]) -> "Gained":
+        """Read what an event says of a sequence."""
+        content = (choice.get("logprobs") or {}).get("content") or ()
+        return cls(
+            choice.get("token_ids") or (),
+            choice.get("finish_reason"),
+            choice.get("stop_reason"),
+            [
+                {
+                    each["token_id"]: _Ranked(each["logprob"], each.get("rank"))
+                    for each in (*position["top_logprobs"], position)
+                }
+                for position in content
+            ],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What `Deltas` reads of vLLM's RequestOutput; servers tell no more in a stream."""
+
+    outputs: list[Gained]
+    num_cached_tokens: int = 0
+    metrics: None = None
+    prompt_logprobs: Sequence[None] = field(default=())
+
+
+@dataclass(slots=True)
+class Server:
+    """A server of vLLM.
+
+    Attributes:
+        url: Where it listens.
+        num_running: The sequences that it runs for this replica.
+        rests_until_s: When it may get sequences again, by the monotonic clock.
+    """
+
+    url: str
+    num_running: int = 0
+    rests_until_s: float = 0.0
+
+    def rest(self) -> None:
+        """Give it no sequence for a while."""
+        self.rests_until_s = time.monotonic() + REST_S
+
+    def ask(self, model_id: str) -> Served | None:
+        """Return what it serves; None if it does not answer, and then it rests. Blocks.
+
+        Args:
+            model_id: The model that asks, for the log.
+
+        Raises:
+            UnsupportedModelError: It refuses to say.
+        """
+        request = Request(f"{self.url}{MODELS}", headers=_headers())
+        try:
+            with DIRECT.open(request, timeout=CONNECT_S) as response:
+                first = json.load(response)["data"][0]
+            return Served(str(first["id"]), int(first["max_model_len"]))
+        except HTTPError as error:
+            if error.code in REFUSALS:
+                raise UnsupportedModelError(
+                    f"{self.url}{MODELS} answers with status {error.code}; if the server has a "
+                    f"key, set {API_KEY} in the environment of the replicas"
+                ) from error
+            why: Exception = error
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            why = error
+        logger.warning("%s: %s does not answer: %r", model_id, self.url, why)
+        self.rest()
+        return None
+
+    async def is_well(self, http: aiohttp.ClientSession) -> bool:
+        """Return whether it says that it is healthy; otherwise it rests."""
+        try:
+            async with http.get(
+                f"{self.url}/health",
+                timeout=aiohttp.ClientTimeout(total=CONNECT_S),
+                allow_redirects=False,
+            ) as response:
+                is_well = response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            is_well = False
+        if not is_well:
+            self.rest()
+        return is_well
+
+    async def generate(
+        self, http: aiohttp.ClientSession, body: Mapping[str, Any]
+    ) -> AsyncGenerator[Output, None]:
+        """Yield what it generates for a request. Closing the generator aborts that at the server.
+
+        Raises:
+            ServerLostError: It can't run the request now; another may.
+            TimeoutError: It is silent for too long.
+            aiohttp.ClientError: The connection is lost.
+            ValueError: It refuses the request.
+        """
+        self.num_running += 1
+        try:
+            # A redirect would take the key to another server.
+            url = f"{self.url}{GENERATE}"
+            async with http.post(url, json=body, allow_redirects=False) as response:
+                await self._require_stream(response)
+                wait_s = FIRST_TOKEN_S
+                while True:
+                    async with asyncio.timeout(wait_s):
+                        line = await response.content.readline()
+                    if not line:
+                        return
+                    if line.startswith(b"data: {"):
+                        for choice in _choices(line):
+                            yield Output([Gained.of(choice)])
+                        wait_s = SILENCE_S
+        finally:
+            self.num_running -= 1
+
+    async def _require_stream(self, response: aiohttp.ClientResponse) -> None:
+        """Raise unless it streams what it was asked for; see `generate`."""
+        if response.status == 200:
+            return
+        text = (await response.text(errors="replace"))[:500]
+        if response.status in (400, 422):
+            logger.warning("%s refuses a request: %s", self.url, text)
+            raise ValueError(
+                f"a server of the model refuses the request (status {response.status})"
+            )
+        if response.status == 404:
+            text += f"; without {GENERATE}, start it with --tokens-only or --enable-scale-out"
+        raise ServerLostError(f"status {response.status}: {text}")
+
+
+def open_session() -> aiohttp.ClientSession:
+    """Return a session for all servers, on the running event loop."""
+    return aiohttp.ClientSession(
+        headers=_headers(),
+        # A connection for each sequence, as many as admission lets run.
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+        read_bufsize=LINE_BYTES,
+    )
+
+
+def _headers() -> dict[str, str]:
+    key = os.environ.get(API_KEY)
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+def _choices(line: bytes) -> Sequence[Mapping[str, Any]]:
+    """Return what an event says of sequences.
+
+    Raises:
+        ServerLostError: The connection has ended within the event.
+    """
+    try:
+        return json.loads(line.removeprefix(b"data: ")).get("choices") or ()
+    except ValueError as error:
+        raise ServerLostError("an event is cut off") from error
