@@ -9,9 +9,9 @@ from functools import partial
 
 from deployments.compute.device_errors import is_fatal, is_out_of_memory
 from deployments.compute.work_watch import max_work_s
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.pooling import PoolingRequest, TextPair
 from deployments.contract.telemetry.start_progress import StartProgress
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.device.device import MemoryDevice
 from deployments.plan.memory_budget import GIB
 from deployments.plan.replica_plan import ReplicaPlan

@@ -23,7 +23,7 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from deployments.compute.device_errors import is_out_of_memory
-from deployments.contract.model_errors import (
+from deployments.contract.unsupported_model import (
     UnsupportedModelError,
     pointer_advice,
     pointers_in,

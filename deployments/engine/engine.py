@@ -19,9 +19,9 @@ from deployments.compute.sdpa import disable_cudnn_attention
 from deployments.compute.speedups import can_attend_rows, has_kernels
 from deployments.compute.token_budget import TokenBudget
 from deployments.compute.work_watch import max_work_s
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.varlen_reads import describe_reads, find_obstacle
 from deployments.engine.detokenizing.detokenizer import UndecodableError

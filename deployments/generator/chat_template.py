@@ -23,7 +23,7 @@ from deployments.contract.errors import InvalidRequestError
 from deployments.contract.formats.reasoning_format import QWEN3, PromptReasoning, ReasoningFormat
 from deployments.contract.formats.tool_call_format import FORMATS, ToolCallFormat
 from deployments.contract.messages import ChatMessage, TemplateValue, TextPart, Tool, ToolCall
-from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.generator.message_content import (
     IMAGE_FORMS,
     PROBE_CALL,

@@ -6,8 +6,8 @@ They come from the model's generation config, where it has a value.
 from dataclasses import replace
 from typing import Any
 
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
+from deployments.contract.unsupported_model import UnsupportedModelError
 
 
 def default_sampling(generation_config: Any) -> SamplingParams:

@@ -5,8 +5,8 @@ from transformers import PreTrainedTokenizerBase
 from deployments.compute.tokenizer_files import special_tokens
 from deployments.contract.descriptions import ReasoningDescription
 from deployments.contract.formats.reasoning_format import REASONING_FORMATS, ReasoningFormat
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.sampling_params import ReasoningTokens
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.generator.chat_template import ChatTemplate
 
 

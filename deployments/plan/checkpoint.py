@@ -12,7 +12,7 @@ from typing import Any, Final
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
 
-from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.unsupported_model import UnsupportedModelError
 
 ADAPTER_FILE: Final = "adapter_config.json"
 CONFIG_FILE: Final = "config.json"

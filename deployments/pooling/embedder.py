@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.pooling.sentence_files import Dense, PoolingMode, SentenceFiles, find_file
 
 

@@ -19,7 +19,7 @@ from transformers import (
 from deployments.compute.model_files import read_config, read_labels, wrap_load_errors
 from deployments.compute.tokenizer_files import load_tokenizer, require_embeddings
 from deployments.contract.descriptions import Task
-from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.pooling.embedder import Embedder, make_layers
 from deployments.pooling.packed_backbone import TextModel, first_position
 from deployments.pooling.sentence_files import read_activation, read_sentence_files

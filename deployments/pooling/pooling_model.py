@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from deployments.compute.work_watch import LEAST_S
-from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.pooling.embedder import Embedder
 from deployments.pooling.packed_backbone import TextModel, pad, rows_of
 from deployments.pooling.request_queue import TokenIds

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, cast, get_args
 
 from transformers.utils.hub import cached_file
 
-from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.unsupported_model import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from transformers import PreTrainedConfig
 from deployments.compute.device_errors import is_out_of_memory
 from deployments.compute.host_memory import keep_freed_memory
 from deployments.compute.hub_files import download_files
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.model_spec import ModelSpec, number
 from deployments.contract.telemetry.start_progress import StartPhase, StartProgress
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.device.device import (
     LARGE_MODEL_BYTES,
     MemoryDevice,

@@ -27,13 +27,13 @@ from deployments.contract.channel.tls import TlsFiles
 from deployments.contract.descriptions import Footprint
 from deployments.contract.errors import ReplicaUnavailableError
 from deployments.contract.gen_ai_spans import ModelSpans
-from deployments.contract.model_errors import UnsupportedModelError, reason_of
 from deployments.contract.model_spec import ModelSpec
 from deployments.contract.telemetry.memory_report import MemoryUse, MemoryWarning, Watched
 from deployments.contract.telemetry.metric_store import Metric, MetricStore, Snapshot
 from deployments.contract.telemetry.metric_table import ANY_REPLICA, STARTED
 from deployments.contract.telemetry.start_progress import StartProgress
 from deployments.contract.telemetry.tracing import SpanKind, open_tracer
+from deployments.contract.unsupported_model import UnsupportedModelError, reason_of
 from deployments.contract.user_config import given_settings
 from deployments.device.device import MemoryDevice
 from deployments.device.memory_readers import memory_reader

@@ -17,8 +17,8 @@ from typing import Any, Final, get_args
 
 from transformers.utils.hub import cached_file
 
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.model_spec import AdapterConfig, ModelSpec
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.contract.vllm_args import LoraRank, VllmArgs
 
 CONFIG_FILE: Final = "adapter_config.json"

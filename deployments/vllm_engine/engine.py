@@ -29,11 +29,11 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
 from deployments.contract.errors import GenerationFailedError
-from deployments.contract.model_errors import UnsupportedModelError, reason_of
 from deployments.contract.model_spec import ModelSpec
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
 from deployments.contract.sampling_params import InvalidParameterError
 from deployments.contract.telemetry.start_progress import StartProgress
+from deployments.contract.unsupported_model import UnsupportedModelError, reason_of
 from deployments.engine.detokenizing.detokenizer import UndecodableError
 from deployments.engine.grammar.matcher import GrammarCompiler
 from deployments.engine.scheduling.sequence import SequenceRequest

@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Final
 
-from deployments.contract.model_errors import reason_of
+from deployments.contract.unsupported_model import reason_of
 
 PREFIX: Final = "raystream-vllm-"
 """How the names of the folders begin."""

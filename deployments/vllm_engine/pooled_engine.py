@@ -17,9 +17,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments.compute.hub_files import download_files
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.model_spec import MAX_AUTO_SEQS, ModelSpec, number
 from deployments.contract.telemetry.start_progress import StartPhase, StartProgress
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.plan.checkpoint import weights_of
 from deployments.plan.memory_budget import GIB
 from deployments.plan.replica_plan import POOLER_STEP_TOKENS, count_weights

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.model_spec import ModelSpec, number
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.plan.replica_plan import NO_LIMIT_LEN
 from deployments.pooling.embedder import Embedder
 from deployments.pooling.model_outline import (

@@ -19,8 +19,8 @@ from typing import Final, Protocol
 import torch
 
 from deployments.contract.errors import PoolingFailedError, ReplicaUnavailableError
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.pooling import ROW_DTYPE
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.pooling.pooling_worker import BatchStats
 from deployments.pooling.request_queue import Job, RequestQueue, Row, TokenIds
 

@@ -21,9 +21,9 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from deployments.compute.hub_files import download_files
 from deployments.compute.model_files import read_settings
 from deployments.compute.tokenizer_files import load_tokenizer
-from deployments.contract.model_errors import UnsupportedModelError, reason_of
 from deployments.contract.model_spec import MAX_AUTO_SEQS, ModelSpec, number
 from deployments.contract.telemetry.start_progress import StartPhase, StartProgress
+from deployments.contract.unsupported_model import UnsupportedModelError, reason_of
 from deployments.engine.limits import EngineLimits
 from deployments.generator.fingerprint import content_digest, package_versions
 from deployments.generator.text_engine import EngineFacts

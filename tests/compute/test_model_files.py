@@ -8,7 +8,7 @@ from transformers import Qwen2Config
 
 from deployments.compute import model_files
 from deployments.compute.model_files import choose_dtype, read_config, read_labels, wrap_load_errors
-from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.unsupported_model import UnsupportedModelError
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")

@@ -9,7 +9,7 @@ from transformers import GemmaTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
 from deployments.compute import tokenizer_files
 from deployments.compute.tokenizer_files import SAMPLES, load_tokenizer, require_embeddings
-from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.unsupported_model import UnsupportedModelError
 from tests.engine.tiny_models import byte_tokenizer
 from tests.pooling.tiny_folder import framing_tokenizer
 

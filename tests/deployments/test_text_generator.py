@@ -32,9 +32,9 @@ from deployments.contract.generation import (
     TokenizeRequest,
 )
 from deployments.contract.messages import ChatMessage, ImagePart, TextPart, Tool
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.file_description import describe_files
 from deployments.generator.prompt_encoder import EncodedPrompt

@@ -21,7 +21,6 @@ from deployments.contract.errors import (
 )
 from deployments.contract.gen_ai_spans import ModelSpans
 from deployments.contract.generation import Refused, Started
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.pooling import Pooled, PoolingEvent, PoolingRequest
 from deployments.contract.telemetry.metric_table import E2E
 from deployments.contract.telemetry.tracing import (
@@ -30,6 +29,7 @@ from deployments.contract.telemetry.tracing import (
     TracingSettings,
     open_tracer,
 )
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.plan.memory_budget import DeviceMemoryError
 from deployments.pooler_replica import MAX_BATCH_SIZE
 from deployments.text_pooler import TextPooler

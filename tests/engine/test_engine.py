@@ -3,9 +3,9 @@ from random import Random
 import pytest
 import torch
 
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.output import FinishReason
 from deployments.contract.sampling_params import SamplingParams
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.collector import (

@@ -11,9 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 from deployments.compute.token_budget import GOOD_STEPS
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.output import FinishReason
 from deployments.contract.sampling_params import SamplingParams
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.grammar.matcher import GrammarMatcher
 from deployments.engine.limits import InvalidSequenceError
 from deployments.engine.recovery.step_recovery import OUT_OF_MEMORY

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from deployments.contract.errors import InvalidRequestError
 from deployments.contract.formats.tool_call_format import HERMES, MISTRAL
 from deployments.contract.messages import ChatMessage, ImagePart, TextPart, Tool, ToolCall
-from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.generator.chat_template import ChatTemplate, choose_tool_call_format, special_marks
 from tests.deployments import tiny_folder
 from tests.engine.tiny_models import byte_tokenizer

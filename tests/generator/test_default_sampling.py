@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.sampling_params import SamplingParams
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.generator.default_sampling import default_sampling, with_default_length
 
 

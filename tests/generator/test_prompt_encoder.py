@@ -19,8 +19,8 @@ from deployments.contract.errors import (
 )
 from deployments.contract.generation import GenerationRequest, TokenizeRequest
 from deployments.contract.messages import ChatMessage, ImagePart, TextPart
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.sampling_params import SamplingParams
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.model.loader import load_text_side
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder

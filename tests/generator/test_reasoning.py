@@ -1,8 +1,8 @@
 import pytest
 
 from deployments.contract.formats.reasoning_format import DEEPSEEK_R1, QWEN3
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.sampling_params import ReasoningTokens
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.generator.chat_template import ChatTemplate
 from deployments.generator.reasoning import choose_reasoning_format, describe_reasoning
 from tests.deployments.tiny_folder import REASONING_TEMPLATE

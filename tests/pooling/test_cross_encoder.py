@@ -20,8 +20,8 @@ from transformers import (
     RobertaConfig,
 )
 
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.pooling import PoolingInput, PoolingRequest, TextPair
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.pooling.model_loader import load_pooler
 from deployments.pooling.pooling_model import PoolingModel
 from deployments.pooling.text_encoder import EncodedTexts, TextEncoder

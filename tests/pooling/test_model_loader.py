@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.pooling.model_loader import LoadedPooler, load_pooler
 from deployments.pooling.model_outline import load_outline, num_positions
 from deployments.pooling.packed_backbone import PackedBackbone

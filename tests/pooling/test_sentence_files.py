@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.model_spec import ModelConfig, ModelSpec
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.pooler_description import describe_files, describe_model
 from deployments.pooling.model_loader import load_pooler
 from deployments.pooling.sentence_files import SentenceFiles, read_sentence_files

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.model_spec import ModelSpec
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.contract.vllm_args import VllmArgs
 from deployments.vllm_engine.adapters import (
     CONFIG_FILE,

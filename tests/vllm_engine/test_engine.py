@@ -13,9 +13,9 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from deployments.contract.errors import ReplicaUnavailableError
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.output import FinishReason, SequenceJournal
 from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.limits import SequenceTooLongError
 from tests.engine.tiny_models import EOS_TOKEN_ID
 from tests.vllm_engine.parameter_sets import (

@@ -12,10 +12,10 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from deployments.contract.errors import ReplicaUnavailableError
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.vllm_engine import fleet
 from deployments.vllm_engine.fleet import FleetEngine

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from vllm.lora.request import LoRARequest
 
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.vllm_engine.adapters import CONFIG_FILE, WEIGHT_FILE
 from deployments.vllm_engine.engine import VllmEngine

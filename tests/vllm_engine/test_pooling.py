@@ -22,8 +22,8 @@ from transformers import AutoModel, BertConfig, PreTrainedModel
 from deployments.contract.descriptions import Task
 from deployments.contract.errors import ContextLengthExceededError, ReplicaUnavailableError
 from deployments.contract.generation import Refused
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.pooling import Pooled, PoolingRequest, TextPair
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.plan.replica_report import WorkCounts
 from deployments.pooling.model_loader import load_pooler
 from deployments.pooling.pooling_model import PoolingModel

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from deployments.compute.device_errors import is_out_of_memory
-from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.plan.model_shape import longrope_range, rope_parameters
 
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})

@@ -4,9 +4,9 @@ Owns the occupancy of the KV memory. It decides, and returns the copies that fol
 
 A running sequence holds one extent in each group of layers, long enough for all tokens that it may
 reach, or, if that is unknown, for those that it has; then it grows later. The extents of a sequence
-that has ended well are retained, cut to its tokens, until their blocks are needed: the least
-recently used are evicted first. A new sequence that shares a prefix with a running or a retained
-one takes over the keys and values of that prefix instead of computing them.
+that has ended well go to `prefix_cache`, which evicts them when their blocks are needed. A new
+sequence that shares a prefix with a running or a retained one takes over the keys and values of
+that prefix instead of computing them.
 
 Token ids don't identify images: a sequence with images neither donates nor reuses. No mask hides a
 NaN, so a token that yields one spoils everything prefilled together with it. Therefore only
@@ -20,9 +20,10 @@ the prefix, and a copy as of the prefix's end is retained for the next.
 
 import logging
 from collections.abc import Iterator
-from operator import add, attrgetter, sub
+from operator import add, sub
 
-from deployments.engine.scheduling.kv_extents import Blocks, KVExtents
+from deployments.engine.scheduling.kv_extents import KVExtents
+from deployments.engine.scheduling.prefix_cache import PrefixCache, fits
 from deployments.engine.scheduling.prefixes import (
     MIN_REUSED_TOKENS,
     Holder,
@@ -55,12 +56,11 @@ class KVTable:
         self.layout = layout
         self.running: list[Sequence] = []
         self.extents = KVExtents[Holder](layout)
-        self._retained: list[Retained] = []
         self._max_num_seqs = max_num_seqs
         self._room: dict[Sequence, float] = {}  # tokens that a running one's extents take
         self._rules = PrefixRules(full_context_length)
+        self._cache = PrefixCache(self.extents, self._rules)
         self._prefix_caching = prefix_caching
-        self._clock = 0
 
     @property
     def has_place(self) -> bool:
@@ -78,7 +78,7 @@ class KVTable:
     @property
     def retained(self) -> tuple[Retained, ...]:
         """The retained prefixes."""
-        return tuple(self._retained)
+        return self._cache.retained
 
     def needs_room(self, sequence: Sequence) -> bool:
         """Return whether a running sequence has more tokens than its extents take."""
@@ -98,9 +98,7 @@ class KVTable:
         return self._prefix_caching and sequence.can_chunk_prefill and not sequence.is_scoring
 
     def _donors(self) -> Iterator[Holder]:
-        for retained in self._retained:
-            if retained.proof is None or retained.proof.state is SequenceState.DECODING:
-                yield retained
+        yield from self._cache.donors()
         for other in self.running:
             is_past_prefill = other.state is SequenceState.DECODING
             if is_past_prefill and other.can_chunk_prefill and not other.has_uncounted_kv:
@@ -151,7 +149,7 @@ class KVTable:
         ):
             copies = self._take(sequence, num_tokens, donor)
         if copies is not None:
-            self._touch(donor)
+            self._cache.touch(donor)
             return copies + self._copy(donor, sequence, num_shared)
         if isinstance(donor, Sequence):
             return None
@@ -178,14 +176,10 @@ class KVTable:
         """
         self.running.remove(sequence)
         del self._room[sequence]
-        for kept in [each for each in self._retained if each.proof is sequence]:
-            if num_reusable_tokens:
-                kept.proof = None
-            else:
-                self._drop(kept)
+        self._cache.settle(sequence, is_proven=num_reusable_tokens > 0)
         is_useful = sequence.can_chunk_prefill and num_reusable_tokens >= MIN_REUSED_TOKENS
         if self._prefix_caching and is_useful:
-            self._retain(sequence, sequence.token_ids[:num_reusable_tokens])
+            self._cache.retain(sequence, sequence.token_ids[:num_reusable_tokens])
         else:
             self.extents.give_back(sequence)
 
@@ -196,92 +190,35 @@ class KVTable:
             The copies; none if there is no room, which the log tells.
         """
         token_ids = sequence.token_ids[: sequence.num_computed_tokens]
-        kept = Retained(token_ids, self._tick(), is_common=True, proof=sequence)
+        kept = self._cache.begin_common(sequence, token_ids)
         copies = self._take(kept, len(token_ids), None)
         if copies is None:
             logger.info("a shared prefix of %d tokens can't be kept: no room", len(token_ids))
             return []
-        self._retained.append(kept)
+        self._cache.add(kept)
         return copies + self._copy(sequence, kept, len(token_ids))
-
-    def _retain(self, sequence: Sequence, token_ids: list[int]) -> None:
-        """Keep a sequence's extents, instead of those that hold nothing else than they do."""
-        kept = Retained(token_ids, self._tick())
-        for other in list(self._retained):
-            if self._rules.cover(other.token_ids, token_ids) and other.proof is None:
-                other.last_used = kept.last_used
-                self.extents.give_back(sequence)
-                return
-            if self._rules.cover(token_ids, other.token_ids):
-                self._drop(other)
-        self.extents.pass_on(sequence, kept, len(token_ids))
-        self._retained.append(kept)
 
     def _take(self, holder: Holder, num_tokens: int, donor: Holder | None) -> list[KVCopy] | None:
         """Give a new holder extents for `num_tokens` tokens; never those of the donor."""
         wanted = self.layout.blocks_for(num_tokens)
-        return self.extents.take(holder, wanted) if self._evict_for(wanted, donor) else None
+        return self.extents.take(holder, wanted) if self._cache.evict_for(wanted, donor) else None
 
     def _take_over(
         self, sequence: Sequence, num_tokens: int, donor: Retained, num_kept: int
     ) -> list[KVCopy] | None:
         """Give a new sequence the extents of a donor, of which it keeps the first tokens."""
-        own, others = self.extents.num_blocks_of(donor), self._num_available(donor)
-        if not _fits(self.layout.blocks_for(num_tokens), tuple(map(add, own, others))):
+        own, others = self.extents.num_blocks_of(donor), self._cache.num_available(donor)
+        if not fits(self.layout.blocks_for(num_tokens), tuple(map(add, own, others))):
             return None
-        self._retained.remove(donor)
-        self.extents.pass_on(donor, sequence, num_kept)
+        self._cache.pass_on(donor, sequence, num_kept)
         return self._extend(sequence, num_tokens)
 
     def _extend(self, sequence: Sequence, num_tokens: int) -> list[KVCopy] | None:
         """Lengthen a sequence's extents for `num_tokens` tokens, where they are shorter."""
         wanted = self.layout.blocks_for(num_tokens)
         more = map(sub, wanted, self.extents.num_blocks_of(sequence))
-        is_free = self._evict_for(tuple(max(0, number) for number in more), None)
+        is_free = self._cache.evict_for(tuple(max(0, number) for number in more), None)
         return self.extents.extend(sequence, wanted) if is_free else None
-
-    def _evict_for(self, wanted: Blocks, donor: Holder | None) -> bool:
-        """Evict the least recently used prefixes until enough blocks are free.
-
-        Args:
-            wanted: The blocks.
-            donor: Whose prefix is never evicted.
-
-        Returns:
-            Whether they are free; if they can't be, nothing is evicted.
-        """
-        if not _fits(wanted, self._num_available(donor)):
-            return False
-        by_age = iter(sorted(self._retained, key=attrgetter("last_used")))
-        while not _fits(wanted, self.extents.num_free):
-            oldest = next(by_age)
-            if oldest is not donor:
-                self._drop(oldest)
-        return True
-
-    def _num_available(self, donor: Holder | None) -> Blocks:
-        """Return the blocks that are free or retained, without the donor's."""
-        retained = [each for each in self._retained if each is not donor]
-        return tuple(
-            pool.num_free + sum(pool[each].num_blocks for each in retained)
-            for pool in self.extents.pools
-        )
 
     def _copy(self, donor: Holder, target: Holder, num_tokens: int) -> list[KVCopy]:
         return self.extents.copy(donor, target, num_tokens, num_stored_tokens(donor))
-
-    def _drop(self, retained: Retained) -> None:
-        self._retained.remove(retained)
-        self.extents.give_back(retained)
-
-    def _touch(self, donor: Holder) -> None:
-        if isinstance(donor, Retained):
-            donor.last_used = self._tick()
-
-    def _tick(self) -> int:
-        self._clock += 1
-        return self._clock
-
-
-def _fits(wanted: Blocks, free: Blocks) -> bool:
-    return all(number <= limit for number, limit in zip(wanted, free, strict=True))

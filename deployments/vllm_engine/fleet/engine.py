@@ -20,10 +20,10 @@ from transformers import GenerationConfig
 from deployments.compute.model_files import read_settings
 from deployments.compute.tokenizer_files import load_tokenizer
 from deployments.contract.errors import ReplicaUnavailableError
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.model_spec import ModelSpec, number
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
 from deployments.contract.sampling_params import InvalidParameterError
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.detokenizing.detokenizer import UndecodableError
 from deployments.engine.limits import EngineLimits
 from deployments.engine.scheduling.sequence import SequenceRequest

@@ -13,8 +13,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments.contract.descriptions import ModelDescription, PoolerDescription
 from deployments.contract.errors import ReplicaUnavailableError
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.model_spec import ModelSpec
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.plan.checkpoint import CONFIG_FILE, check_checkpoint, find_file
 from serve_app import vllm_environment
 

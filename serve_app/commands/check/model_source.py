@@ -30,13 +30,13 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils._validators import validate_repo_id
 
 from deployments.contract.descriptions import Task
-from deployments.contract.model_errors import (
+from deployments.contract.model_spec import Engine
+from deployments.contract.unsupported_model import (
     UnsupportedModelError,
     pointer_advice,
     pointers_in,
     reason_of,
 )
-from deployments.contract.model_spec import Engine
 from deployments.plan.checkpoint import check_checkpoint
 from serve_app.shipped_files import SHIPPED
 

@@ -20,13 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.contract.descriptions import Task
-from deployments.contract.model_errors import (
+from deployments.contract.model_spec import ModelConfig, ModelSpec
+from deployments.contract.unsupported_model import (
     UnsupportedModelError,
     pointer_advice,
     pointers_in,
     reason_of,
 )
-from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.plan import cgroup
 from deployments.plan.checkpoint import CONFIG_FILE, check_checkpoint, find_file, weights_of
 from deployments.plan.memory_budget import GIB, HEADROOM, DeviceMemoryError

@@ -37,7 +37,7 @@ from ray.serve.schema import (
 from ray.serve.scripts import run
 from rich.console import Console
 
-from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.plan.memory_budget import ModelTooLargeError
 from deployments.replica.start_board import read_starts
 from serve_app.backends.models.serving_states import reason_in

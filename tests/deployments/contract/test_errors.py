@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 from deployments.compute.attention_arguments import UnsupportedAttentionError
 from deployments.contract.errors import RaystreamError
-from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.engine_thread import EngineDeadError
 from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
 from deployments.engine.scheduling.sequence import IllegalTransitionError

@@ -5,7 +5,7 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 
-from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.plan.checkpoint import QUANTIZED_FILES, check_checkpoint
 from tests.failing import failing
 from tests.hub_configs import FOLDER

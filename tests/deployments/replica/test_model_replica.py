@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers.utils import logging as transformers_logging
 
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.model_spec import ModelSpec
 from deployments.contract.telemetry.memory_report import MemoryUse, Watched
 from deployments.contract.telemetry.metric_store import MetricStore
 from deployments.contract.telemetry.metric_table import ANY_REPLICA
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.device.device import CpuDevice, MemoryDevice
 from deployments.plan.memory_budget import DeviceMemoryError
 from deployments.plan.replica_plan import DeviceMemory, plan_replica

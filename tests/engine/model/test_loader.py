@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from deployments.compute.cpu.linear.prepacked_linear import can_prepack
-from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.attention.attention import ATTENTION_NAME
 from deployments.engine.model.loader import LoadedModel, load_config, load_model
 from tests.deployments.tiny_folder import save_text_model

@@ -17,7 +17,7 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
 )
 
-from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.model.support import check_config, check_layers, check_length, has_images
 from tests.engine.tiny_models import MODELS, SHAPE, load, make_engine, qwen2_sliding
 

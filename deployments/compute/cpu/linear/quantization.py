@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from deployments.compute.cpu.linear.prepack import prepack
-from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.plan.model_shape import QUANTIZED_BITS, SCALED_INPUTS
 
 QUANTIZATIONS = tuple(QUANTIZED_BITS)

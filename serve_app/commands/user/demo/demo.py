@@ -9,21 +9,20 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 
 from serve_app.client.chat_client import ChatClient, ChatError
 from serve_app.commands.user.chat.screens import harmless
+from serve_app.commands.user.demo.replica_kill import kill_busiest
 from serve_app.commands.user.demo.screens import DemoScreen
 from serve_app.commands.user.demo.server import DemoError, DemoServer, serving
 from serve_app.commands.user.demo.streams import QUESTIONS, DemoStream, Verdict
 
-POLL_S: Final = 0.02
 NONSENSE: Final = (
     "The model is tiny: beyond a docstring it writes nonsense, but the same nonsense each time."
 )
@@ -109,7 +108,7 @@ async def _compare(server: DemoServer, screen: DemoScreen) -> Verdict:
     streams = [DemoStream(question) for question in QUESTIONS]
     with screen.during(streams, stay=True):
         reading = (_read(client, stream) for stream in streams)
-        await asyncio.gather(*reading, _kill_busiest(server, client, streams, screen))
+        await asyncio.gather(*reading, kill_busiest(server, client, streams, screen))
     if screen.is_plain:
         for number, stream in enumerate(streams, 1):
             screen.tell(f"{number}: {stream.summary()}")
@@ -118,31 +117,3 @@ async def _compare(server: DemoServer, screen: DemoScreen) -> Verdict:
 
 async def _read(client: ChatClient, stream: DemoStream) -> None:
     await stream.read(client.stream(stream.question.body()))
-
-
-async def _kill_busiest(
-    server: DemoServer, client: ChatClient, streams: Sequence[DemoStream], screen: DemoScreen
-) -> None:
-    """Kill the replica that runs the most streams, once all of them are well under way.
-
-    Raises:
-        DemoError: The streams were faster.
-    """
-    await asyncio.gather(*(stream.under_way.wait() for stream in streams))
-    while (replica := await _busiest(client)) is None:
-        if all(stream.finish_reason for stream in streams):
-            raise DemoError("the streams ended before a replica could be killed")
-        await asyncio.sleep(POLL_S)
-    server.kill_replica(replica["process_id"])
-    num, name = replica["work"]["num_running"], replica["replica_id"]
-    screen.tell(
-        f"Replica {name} killed (pid {replica['process_id']}) with {num} of the 3 streams.",
-        "bold red",
-    )
-
-
-async def _busiest(client: ChatClient) -> dict[str, Any] | None:
-    """Return what `/v1/devices` tells of the replica that runs the most sequences, if any runs."""
-    (model,) = (await client.get("/devices"))["data"]
-    replicas = [each for each in model["replicas"] if each["work"]["num_running"]]
-    return max(replicas, key=lambda each: int(each["work"]["num_running"]), default=None)

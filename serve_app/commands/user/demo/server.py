@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
 import yaml
 
 from serve_app.commands.run.announcement import is_ready
@@ -88,17 +87,6 @@ class DemoServer:
             if self.process.poll() is not None:
                 raise DemoError(f"the server did not start:\n{_last_lines(self.log)}")
             time.sleep(POLL_S)
-
-    def kill_replica(self, process_id: int) -> None:
-        """Kill a replica as the system does that runs out of memory.
-
-        Raises:
-            DemoError: The process is none of this server's.
-        """
-        family = psutil.Process(self.process.pid).children(recursive=True)
-        if process_id not in {each.pid for each in family}:
-            raise DemoError(f"the process {process_id} does not belong to the demo's server")
-        os.kill(process_id, signal.SIGKILL)
 
 
 @contextmanager

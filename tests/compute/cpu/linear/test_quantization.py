@@ -17,7 +17,7 @@ from deployments.compute.cpu.linear.quantized_linear import (
     quantization_obstacle,
     quantize,
 )
-from deployments.contract.model_errors import UnsupportedModelError
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.model.loader import LoadedModel, load_model, prepare_model
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.plan.model_shape import ModelShape

@@ -126,7 +126,7 @@ RuntimeError: Traceback (most recent call last):
 {}
 """
 DAMAGED = (
-    "deployments.contract.model_errors.UnsupportedModelError: can't load 'x': its weights are "
+    "deployments.contract.unsupported_model.UnsupportedModelError: can't load 'x': its weights are "
     "damaged"
 )
 TOO_LARGE = (

@@ -1,4 +1,3 @@
-import os
 import subprocess
 from pathlib import Path
 
@@ -28,14 +27,6 @@ def test_its_configuration_is_the_shipped_one_with_two_replicas_of_one_model() -
     shipped["applications"][0]["args"]["models"] = []
     with pytest.raises(DemoError, match="has no model pydoc-chat"):
         two_replicas(shipped, 1234)
-
-
-def test_only_processes_of_its_own_server_are_killed() -> None:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        server = DemoServer("http://127.0.0.1:1", process, Path("log"))
-        with pytest.raises(DemoError, match="does not belong"):
-            server.kill_replica(os.getpid())
-        process.kill()
 
 
 def test_a_server_that_ends_at_its_start_is_told_with_its_last_lines(tmp_path: Path) -> None:
