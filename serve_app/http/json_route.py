@@ -1,5 +1,7 @@
 """A route whose body is standard JSON, and whose answer is a model or a response.
 
+The body is read here, within the limits on its size and its time. No other route reads one.
+
 FastAPI reads bodies with Python's decoder. That decoder accepts NaN and Infinity, keeps the last of
 two equal keys, and has one message for every mistake. Here each mistake has its own message. The
 route also skips work that FastAPI does for every request: there are no dependencies besides the
@@ -8,6 +10,7 @@ body and the request, and the answer is not validated again, since our own code 
 Source: https://www.rfc-editor.org/rfc/rfc8259
 """
 
+import asyncio
 import json
 import re
 import sys
@@ -24,7 +27,13 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.routing import request_response
 
-from deployments.contract.errors import InvalidRequestError, UnsupportedMediaTypeError
+from deployments.contract.errors import (
+    InvalidRequestError,
+    RequestTimeoutError,
+    RequestTooLargeError,
+    UnsupportedMediaTypeError,
+)
+from serve_app.config import LimitsConfig
 from serve_app.http.warning_header import warning_headers
 
 MAX_NUM_VALUES: Final = 2**21
@@ -57,12 +66,14 @@ class JsonRoute(APIRoute):
 
         Raises:
             UnsupportedMediaTypeError: The headers don't declare JSON, or declare compression.
+            RequestTooLargeError: The body is too large.
+            RequestTimeoutError: The body took too long.
             InvalidRequestError: The body is not JSON.
             RequestValidationError: The body does not fit the endpoint's model.
         """
         _require_json(request.headers)
-        max_depth: int = request.app.state.limits.max_json_depth
-        decoded = decode_json(await request.body(), max_depth)
+        limits: LimitsConfig = request.app.state.limits
+        decoded = decode_json(await read_body(request, limits), limits.max_json_depth)
         assert self.body_field is not None, "a route without a body needs no JsonRoute"
         body, mistakes = self.body_field.validate(decoded, loc=())
         if mistakes:
@@ -75,6 +86,37 @@ class JsonRoute(APIRoute):
             answer = Response(answer.model_dump_json(), media_type="application/json")
         answer.headers.update(warning_headers())
         return answer
+
+
+async def read_body(request: Request, limits: LimitsConfig) -> bytes:
+    """Return the request's body.
+
+    Raises:
+        RequestTooLargeError: It is larger than `max_body_bytes`.
+        RequestTimeoutError: It did not come within `max_body_read_s`.
+        ClientDisconnect: The client has left before it had sent all.
+    """
+    pieces, num_bytes = list[bytes](), 0
+    try:
+        async with asyncio.timeout(limits.max_body_read_s):
+            async for piece in request.stream():
+                num_bytes += len(piece)
+                if num_bytes > limits.max_body_bytes:
+                    raise too_large(limits)
+                pieces.append(piece)
+    except TimeoutError:
+        raise RequestTimeoutError(
+            f"The body did not come within {limits.max_body_read_s:g} s (limits.max_body_read_s)."
+        ) from None
+    return b"".join(pieces)
+
+
+def too_large(limits: LimitsConfig) -> RequestTooLargeError:
+    """Return the refusal of a body that is larger than is read."""
+    return RequestTooLargeError(
+        f"The body is larger than {limits.max_body_bytes} bytes, the most that is read "
+        "(limits.max_body_bytes)."
+    )
 
 
 def decode_json(body: bytes, max_depth: int) -> Any:

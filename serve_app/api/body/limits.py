@@ -1,6 +1,6 @@
 """Checks the limits on one request that need its whole body, but no tokenizer.
 
-Each error names the offending field and the limit in serve_config.yaml. `request_guard` checks the
+Each error names the offending field and the limit in serve_config.yaml. `json_route` checks the
 limits that apply while the body is read, and `images` checks the limits on images.
 """
 
