@@ -3,7 +3,6 @@
 import logging
 import traceback
 
-import httpx
 import pytest
 
 from deployments.contract.errors import GenerationFailedError
@@ -114,9 +113,7 @@ async def test_a_traceback_of_the_server_logs_no_prompt(
             return await super().generate(request)
 
     backend = FailingBackend([*SAID[:1], RuntimeError("failed")])
-    app = make_app(backend)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(make_app(backend)) as client:
         try:
             await client.post(CHAT, json=marked(stream=stream))
         except RuntimeError:

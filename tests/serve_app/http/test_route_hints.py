@@ -67,7 +67,7 @@ async def test_a_wrong_method_is_told_the_right_ones(client: Client) -> None:
 
 
 async def test_below_a_route_prefix_the_hint_is_the_same(app: FastAPI) -> None:
-    transport = httpx.ASGITransport(app, root_path="/api", raise_app_exceptions=False)
+    transport = httpx.ASGITransport(app, root_path="/api")
     async with httpx.AsyncClient(transport=transport) as client:
         error = await error_of(client, "POST", "/api/v1/chat/completions/")
     assert error["message"].endswith(f"Did you mean {CHAT}?")

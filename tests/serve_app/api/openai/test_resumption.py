@@ -25,7 +25,7 @@ from serve_app.ingress import AppParts, build_app
 from serve_app.metrics import DELIVERED_TOKENS, IngressMetrics
 from serve_app.streaming.event_id import LAST_EVENT_ID
 from tests.offenders import every
-from tests.serve_app.apps import Client, access_lines
+from tests.serve_app.apps import AppClient, Client, access_lines
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock, Step
 from tests.serve_app.ingress_numbers import numbers
@@ -165,9 +165,7 @@ def chat_backend() -> FakeBackend:
 async def client_of(backend: FakeBackend) -> AsyncIterator[httpx.AsyncClient]:
     config = AppConfig.model_validate({"models": [{"id": "m", "source": "nowhere"}]})
     app = build_app(AppParts(config, {"m": backend}, clock=FakeClock()))
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://test"
-    ) as client:
+    async with AppClient(app) as client:
         yield client
 
 
