@@ -21,6 +21,7 @@ from deployments.plan.kv_layout import Extent
 from tests.engine.collector import Collector, random_prompt
 from tests.engine.layouts import for_each_layout
 from tests.engine.tiny_models import generate, load, qwen2
+from tests.hand_clock import HandClock
 
 pytestmark = pytest.mark.skipif(
     platform.system() != "Linux", reason="other systems take pages only when they need them"
@@ -29,29 +30,29 @@ pytestmark = pytest.mark.skipif(
 MakeModel = Callable[[], PreTrainedModel]
 
 LENGTH = 640
+"""The most tokens of a sequence; fewer where a model has fewer positions."""
 BLOCK_SIZE = mmap.PAGESIZE // 32
 """Tokens of a block that fills a page: one has 32 bytes in the tiny models."""
-ANSWER = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+ANSWER = SamplingParams(temperature=0, max_tokens=6)
 DEADLINE_S = 20
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Rested:
     """An engine with blocks of whole pages, and a clock that says when memory goes back."""
 
     def __init__(self, make_model: MakeModel = qwen2, *, prefix_caching: bool = True) -> None:
-        limits = EngineLimits(3, LENGTH, 128, prefix_caching=prefix_caching, block_size=BLOCK_SIZE)
-        self.clock = Clock()
-        self.engine = Engine(load(make_model), limits)
+        loaded = load(make_model)
+        self.length = min(LENGTH, loaded.text_config.max_position_embeddings)
+        # A step's tokens are few enough for a prompt to take several.
+        limits = EngineLimits(
+            3,
+            self.length,
+            self.length // 5,
+            prefix_caching=prefix_caching,
+            block_size=BLOCK_SIZE,
+        )
+        self.clock = HandClock()
+        self.engine = Engine(loaded, limits)
         self.kv = self.engine._kv
         self.extents = self.engine._scheduler.table.extents
         self.engine._idle_memory = IdleMemory(self.kv, self.extents, self.clock)
@@ -85,9 +86,12 @@ def test_a_conversation_goes_on_from_its_prefix_after_all_free_memory_was_given_
     make_model: MakeModel,
 ) -> None:
     rested, random = Rested(make_model), Random(4)
-    prompt = random_prompt(random, 150)
+    prompt = random_prompt(random, rested.length // 4)
     first = rested.answer("first", prompt)
-    rested.engine.add(SequenceRequest("aborted", random_prompt(random, 500), ANSWER))
+    endless = replace(ANSWER, ignore_eos=True)
+    rested.engine.add(
+        SequenceRequest("aborted", random_prompt(random, rested.length * 3 // 4), endless)
+    )
     for _ in range(3):
         rested.collector.step()
     rested.engine.abort("aborted")
@@ -97,7 +101,7 @@ def test_a_conversation_goes_on_from_its_prefix_after_all_free_memory_was_given_
     longer = (*prompt, *first, *random_prompt(random, 5))
     assert rested.answer("next", longer) == generate(make_model, longer, 6)
     assert rested.collector.deltas["next"][0].num_cached_tokens >= len(prompt)
-    other = random_prompt(random, 300)
+    other = random_prompt(random, rested.length // 2)
     assert rested.answer("last", other) == generate(make_model, other, 6)
     rested.rest()
     assert rested.answer("again", longer) == generate(make_model, longer, 6)
@@ -105,7 +109,7 @@ def test_a_conversation_goes_on_from_its_prefix_after_all_free_memory_was_given_
 
 def test_memory_stays_with_what_runs_and_with_what_was_freed_just_now() -> None:
     rested, random = Rested(prefix_caching=False), Random(5)
-    held = replace(ANSWER, max_tokens=200)
+    held = replace(ANSWER, max_tokens=200, ignore_eos=True)
     prompt = random_prompt(random, 100)
     rested.engine.add(SequenceRequest("held", prompt, held))
     rested.collector.step()

@@ -44,6 +44,17 @@ class AppClient(httpx.AsyncClient):
         assert answer.status_code == status, answer.text
         return answer
 
+    async def refused(
+        self,
+        path: str,
+        body: object,
+        status: int = 400,
+        headers: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Post a body that is refused; check the status, and return the error."""
+        error: dict[str, Any] = (await self.ask(path, body, status, headers)).json()["error"]
+        return error
+
 
 class Client(AppClient):
     """A client of an application that serves a fake as model `m`."""

@@ -83,9 +83,7 @@ async def test_a_stream_without_a_name_says_which_model_answers(
 async def test_an_unknown_model_is_not_found_and_the_error_names_the_served_ones(
     client: AppClient, path: str, body: dict[str, Any]
 ) -> None:
-    answer = await client.post(path, json={**body, "model": "smal"})
-    error = answer.json()["error"]
-    assert answer.status_code == 404
+    error = await client.refused(path, {**body, "model": "smal"}, 404)
     assert all(name in error["message"] for name in NAMES)
     if not path.startswith("/v1/messages"):  # Anthropic's errors have neither
         assert (error["code"], error["param"]) == ("model_not_found", "model")

@@ -54,23 +54,20 @@ OUT_OF_BOUNDS: list[tuple[str, Any]] = [
 async def test_a_value_out_of_bounds_is_refused_by_name(client: Client) -> None:
     for case in every(OUT_OF_BOUNDS):
         with case as (field, value):
-            answer = await client.ask(CHAT, {**HI, field: value}, 400)
-            assert answer.json()["error"]["param"] == field
+            error = await client.refused(CHAT, {**HI, field: value})
+            assert error["param"] == field
 
 
 async def test_top_logprobs_is_bounded(client: Client) -> None:
     for case in every((-1, 21)):
         with case as num:
-            answer = await client.post(CHAT, json={**HI, "logprobs": True, "top_logprobs": num})
-            assert (answer.status_code, answer.json()["error"]["param"]) == (
-                400,
-                "top_logprobs",
-            )
+            error = await client.refused(CHAT, {**HI, "logprobs": True, "top_logprobs": num})
+            assert error["param"] == "top_logprobs"
 
 
 async def test_an_error_within_a_mapping_names_the_key(client: Client) -> None:
-    answer = await client.post(CHAT, json={**HI, "logit_bias": {"7": "much"}})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logit_bias.7")
+    error = await client.refused(CHAT, {**HI, "logit_bias": {"7": "much"}})
+    assert error["param"] == "logit_bias.7"
 
 
 async def test_two_limits_that_differ_are_refused(client: Client) -> None:
@@ -98,9 +95,8 @@ UNSUPPORTED: list[tuple[str, Any]] = [
 async def test_a_field_that_is_not_honoured_is_refused_by_name(client: Client) -> None:
     for case in every(UNSUPPORTED):
         with case as (field, value):
-            answer = await client.post(CHAT, json={**HI, field: value})
-            error = answer.json()["error"]
-            assert (answer.status_code, error["param"]) == (400, field)
+            error = await client.refused(CHAT, {**HI, field: value})
+            assert error["param"] == field
             assert error["code"] == "unsupported_parameter"
             assert field in error["message"]
             assert not client.backend.requests

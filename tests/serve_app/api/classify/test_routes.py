@@ -462,16 +462,15 @@ async def test_a_classifier_is_not_asked_for_text(client: Client) -> None:
 
 async def test_an_unknown_model_is_not_found(client: Client) -> None:
     for path in (V1, VLLM):
-        answer = await client.ask(path, {"model": "x", "input": "a"}, 404)
-        assert "Served: m, c." in answer.json()["error"]["message"]
+        error = await client.refused(path, {"model": "x", "input": "a"}, 404)
+        assert "Served: m, c." in error["message"]
 
 
 async def test_a_server_without_a_classifier_says_so(config: AppConfig) -> None:
     app = build_app(AppParts(config, {"m": FakeBackend()}, clock=FakeClock()))
     async with client_of(app) as client:
-        answer = await client.post(V1, json={"input": "a"})
-    assert answer.status_code == 404
-    assert answer.json()["error"]["message"] == "No model here can classify."
+        error = await client.refused(V1, {"input": "a"}, 404)
+    assert error["message"] == "No model here can classify."
 
 
 async def test_an_overloaded_replica_is_reported_with_retry_after(

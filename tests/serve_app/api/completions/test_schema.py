@@ -46,8 +46,8 @@ OUT_OF_BOUNDS: list[tuple[str, Any, str]] = [
 async def test_a_value_out_of_bounds_is_refused_by_name(client: Client) -> None:
     for case in every(OUT_OF_BOUNDS):
         with case as (field, value, param):
-            answer = await client.post(PATH, json={**HI, field: value})
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+            error = await client.refused(PATH, {**HI, field: value})
+            assert error["param"] == param
             assert not client.backend.requests
 
 
@@ -62,9 +62,8 @@ async def test_stream_options_that_ask_for_nothing_need_no_stream(
 async def test_log_probabilities_of_the_prompt_are_not_streamed_in_vllm_s_shape(
     client: Client, num: int
 ) -> None:
-    answer = await client.post(PATH, json={**HI, "stream": True, "prompt_logprobs": num})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, "stream")
+    error = await client.refused(PATH, {**HI, "stream": True, "prompt_logprobs": num})
+    assert error["param"] == "stream"
     assert "prompt_logprobs" in error["message"]
     assert not client.backend.requests
 

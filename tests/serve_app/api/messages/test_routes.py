@@ -574,8 +574,8 @@ async def test_an_error_names_the_block_that_the_client_sent(
         {"role": "user", "content": [{"type": "text", "text": "a"}, block]},
     ]
     body = {**HI, "system": "Be kind.", "messages": messages}
-    answer = await caller.ask(MESSAGES, body, 400)
-    assert named in answer.json()["error"]["message"]
+    error = await caller.refused(MESSAGES, body)
+    assert named in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -618,8 +618,8 @@ async def test_a_bug_has_anthropic_s_shape_too(app: FastAPI, backend: FakeBacken
 
 
 async def test_a_model_that_is_not_served_is_a_404(client: Client) -> None:
-    answer = await client.post(MESSAGES, json={**HI, "model": "claude"})
-    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
+    error = await client.refused(MESSAGES, {**HI, "model": "claude"}, 404)
+    assert error["type"] == "not_found_error"
 
 
 async def test_a_broken_stream_ends_with_the_event_of_an_error(client: Client) -> None:
@@ -633,8 +633,8 @@ async def test_both_headers_take_a_key(backend: FakeBackend) -> None:
     async with client_of(make_app(backend, ring())) as client:
         for headers in ({"x-api-key": ALICE}, {"authorization": f"Bearer {ALICE}"}):
             assert (await client.post(MESSAGES, json=HI, headers=headers)).status_code == 200
-        answer = await client.post(MESSAGES, json=HI, headers={"x-api-key": "wrong"})
-    assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
+        error = await client.refused(MESSAGES, HI, 401, headers={"x-api-key": "wrong"})
+    assert error["type"] == "authentication_error"
 
 
 async def test_every_event_is_what_the_document_says(caller: Client) -> None:

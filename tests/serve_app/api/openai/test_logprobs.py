@@ -225,9 +225,9 @@ async def test_more_log_probabilities_than_one_request_may_have_are_refused_by_t
     client.backend.accepted = {"num_prompt_tokens": MANY}
     assert (await client.post(COMPLETIONS, json=asked)).status_code == 200
     client.backend.accepted = {"num_prompt_tokens": MANY + 1}
-    answer = await client.ask(COMPLETIONS, asked, 400)
-    assert answer.json()["error"]["param"] == param
-    assert "131080; one request may have at most 131072" in answer.json()["error"]["message"]
+    error = await client.refused(COMPLETIONS, asked)
+    assert error["param"] == param
+    assert "131080; one request may have at most 131072" in error["message"]
     assert all(stream.closed.is_set() for stream in client.backend.streams[-4:])
 
 
@@ -237,10 +237,8 @@ async def test_the_engine_s_refusal_of_a_repeated_prompt_names_the_client_s_fiel
     client.backend.refusal = InvalidRequestError(
         "the prompt is too long to score", "prompt_logprobs"
     )
-    answer = await client.ask(
-        COMPLETIONS, {**PROMPT[COMPLETIONS], "echo": True, "logprobs": 1}, 400
-    )
-    assert answer.json()["error"]["param"] == "logprobs"
+    error = await client.refused(COMPLETIONS, {**PROMPT[COMPLETIONS], "echo": True, "logprobs": 1})
+    assert error["param"] == "logprobs"
 
 
 async def test_a_prompt_is_written_once_for_all_its_answers(

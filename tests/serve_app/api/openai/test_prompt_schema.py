@@ -33,10 +33,9 @@ async def test_too_many_parts_are_refused_by_their_number(path: str, messages: l
         AppParts(AppConfig(models=(ModelConfig(id="m", source="x"),)), {"m": FakeBackend()})
     )
     async with client_of(app) as client:
-        answer = await client.post(path, json={"model": "m", "messages": messages})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "messages"
-    message = answer.json()["error"]["message"]
+        error = await client.refused(path, {"model": "m", "messages": messages})
+    assert error["param"] == "messages"
+    message = error["message"]
     assert f"{MAX_NUM_PARTS + 1} messages, parts and calls together" in message
     assert f"at most {MAX_NUM_PARTS} are read. Leave out early messages" in message
 

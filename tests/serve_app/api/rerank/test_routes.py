@@ -218,8 +218,7 @@ async def test_a_query_counts_for_each_document_that_it_is_read_with(
     app = make_app(backend, cross_encoder=cross_encoder, embedder=FakeEmbedder(), limits=limits)
     body = {"query": "q" * 30, "documents": ["a", "b", "c", "d"]}
     async with client_of(app) as client:
-        answer = await client.ask("/rerank", {"model": "x", **body}, 400)
-        error = answer.json()["error"]
+        error = await client.refused("/rerank", {"model": "x", **body})
         assert error["param"] == "documents"
         assert "The pairs have 124 bytes" in error["message"]
         assert not cross_encoder.requests
@@ -228,6 +227,5 @@ async def test_a_query_counts_for_each_document_that_it_is_read_with(
 
 async def test_without_such_a_model_the_refusal_says_so(backend: FakeBackend) -> None:
     async with client_of(make_app(backend, classifier=FakeClassifier())) as client:
-        answer = await client.post("/rerank", json={"query": "a", "documents": ["a"]})
-    assert answer.status_code == 404
-    assert answer.json()["error"]["message"] == "No model here can compare texts."
+        error = await client.refused("/rerank", {"query": "a", "documents": ["a"]}, 404)
+    assert error["message"] == "No model here can compare texts."

@@ -375,9 +375,7 @@ NOT_HONOURED: list[tuple[dict[str, Any], str]] = [
 async def test_what_is_not_honoured_is_refused_by_name(caller: Client) -> None:
     for case in every(NOT_HONOURED):
         with case as (fields, param):
-            answer = await caller.post(RESPONSES, json={**HI, **fields})
-            error = answer.json()["error"]
-            assert answer.status_code == 400, error
+            error = await caller.refused(RESPONSES, {**HI, **fields})
             assert error["param"].startswith(param)
             assert error["param"] in error["message"]
             assert caller.backend.requests == []
@@ -421,11 +419,11 @@ METADATA: list[dict[str, object]] = [
 async def test_metadata_has_openai_s_bounds(client: Client) -> None:
     for case in every(METADATA):
         with case as metadata:
-            answer = await client.ask(RESPONSES, {**HI, "metadata": metadata}, 400)
-            assert answer.json()["error"]["param"].startswith("metadata")
+            error = await client.refused(RESPONSES, {**HI, "metadata": metadata})
+            assert error["param"].startswith("metadata")
 
 
 async def test_a_replica_s_refusal_of_a_grammar_names_the_client_s_field(client: Client) -> None:
     client.backend.refusal = InvalidRequestError("The schema needs too much.", GRAMMAR_PARAM)
-    answer = await client.ask(RESPONSES, HI, 400)
-    assert answer.json()["error"]["param"] == "text.format"
+    error = await client.refused(RESPONSES, HI)
+    assert error["param"] == "text.format"

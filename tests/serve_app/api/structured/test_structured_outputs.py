@@ -139,8 +139,7 @@ async def grammar_for(client: AppClient, backend: FakeBackend, **fields: Any) ->
 
 
 async def refusal(client: AppClient, **fields: Any) -> tuple[str, str]:
-    answer = await client.ask(CHAT, {**HI, **fields}, 400)
-    error = answer.json()["error"]
+    error = await client.refused(CHAT, {**HI, **fields})
     return error["param"], error["message"]
 
 

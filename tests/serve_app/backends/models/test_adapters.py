@@ -28,7 +28,7 @@ async def test_a_request_for_an_adapter_goes_to_its_model_and_names_it() -> None
             assert answer.json()["model"] == (model or "m")
         listed = (await client.get("/v1/models")).json()["data"]
         shown = (await client.get("/v1/models/org/a")).json()
-        missing = await client.post("/v1/completions", json={"prompt": "p", "model": "c"})
+        error = await client.refused("/v1/completions", {"prompt": "p", "model": "c"}, 404)
     assert [request.adapter for request in backend.requests] == [None, "org/a", None, "b"]
     assert [(card["id"], card["parent"]) for card in listed] == [
         ("m", None),
@@ -36,5 +36,4 @@ async def test_a_request_for_an_adapter_goes_to_its_model_and_names_it() -> None
         ("b", "m"),
     ]
     assert (shown["parent"], shown["state"], shown["root"]) == ("m", "running", "org/a")
-    assert missing.status_code == 404
-    assert "Served: m, org/a, b" in missing.json()["error"]["message"]
+    assert "Served: m, org/a, b" in error["message"]
