@@ -5,6 +5,7 @@ import pytest
 
 from deployments.compute import work_watch
 from deployments.compute.work_watch import LEAST_S, WorkWatch, is_hung, max_work_s
+from tests.hand_clock import HandClock
 
 GB = 10**9
 
@@ -24,15 +25,8 @@ def test_the_largest_step_of_a_slow_device_may_end(
     assert max_work_s(num_weight_bytes, num_tokens, device_type) == pytest.approx(expected_s)
 
 
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def test_the_oldest_work_that_has_not_ended_counts() -> None:
-    clock = Clock()
+    clock = HandClock()
     watch = WorkWatch(clock)
     assert watch.longest_s == 0
     began, may_end = threading.Event(), threading.Event()
@@ -56,7 +50,7 @@ def test_the_oldest_work_that_has_not_ended_counts() -> None:
 
 
 def test_work_that_fails_has_ended() -> None:
-    watch = WorkWatch(Clock())
+    watch = WorkWatch(HandClock())
     with pytest.raises(ValueError, match="a bug"), watch.working():
         raise ValueError("a bug")
     assert watch.longest_s == 0

@@ -9,14 +9,10 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
     PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
 )
 
-from benchmarks.gpu.shapes import TINY
+from benchmarks.gpu.shapes import TINY, TINY_GEMMA3, Shape
 from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.attention.attention import ATTENTION_NAME, register_attention
 from deployments.engine.attention.decode_spans import CALL_COST_BYTES
@@ -46,27 +42,6 @@ def meta_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.Tensor, "tolist", look)
     monkeypatch.setitem(CALL_COST_BYTES, "meta", 0)  # so that each row is a span of its own
-
-
-def qwen2() -> PreTrainedModel:
-    return Qwen2ForCausalLM(Qwen2Config(**TINY.options))
-
-
-def gemma3() -> PreTrainedModel:
-    """Return a model with windows in some layers."""
-    return Gemma3ForCausalLM(
-        Gemma3TextConfig(
-            vocab_size=512,
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-            sliding_window=32,
-            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
-        )
-    )
 
 
 def sequence(name: str, num_tokens: int) -> Sequence:
@@ -108,9 +83,11 @@ def varlen(monkeypatch: pytest.MonkeyPatch) -> FakeVarlen:
     return FakeVarlen(monkeypatch, device="meta")
 
 
-@pytest.fixture(params=[qwen2, gemma3])
+@pytest.fixture(params=[TINY, TINY_GEMMA3], ids=["qwen2", "gemma3"])
 def placed(request: pytest.FixtureRequest, varlen: FakeVarlen, reads_by_length: bool) -> Placed:
-    return Placed(request.param(), reads_by_length=reads_by_length)
+    shape: Shape = request.param
+    model = shape.model(shape.config(**shape.options))
+    return Placed(model, reads_by_length=reads_by_length)
 
 
 def test_a_step_of_prefill_and_decode_stays_on_the_device(

@@ -234,20 +234,12 @@ def gemma3_text() -> PreTrainedModel:
 
 def _gemma3_text_config() -> Gemma3TextConfig:
     return Gemma3TextConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=4,
+        **{**SHAPE, "num_hidden_layers": 4},
         num_key_value_heads=1,
         head_dim=8,
         sliding_window=6,
         layer_types=["sliding_attention", "full_attention"] * 2,
-        initializer_range=0.3,
         query_pre_attn_scalar=8,
-        bos_token_id=2,
-        eos_token_id=EOS_TOKEN_ID,
-        pad_token_id=0,
     )
 
 

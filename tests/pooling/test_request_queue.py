@@ -12,16 +12,9 @@ from deployments.contract.errors import (
 )
 from deployments.plan.replica_report import NO_WAITS, Waits
 from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue
+from tests.hand_clock import HandClock
 
 ENOUGH = QueueLimits(100, None)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
@@ -137,7 +130,7 @@ def test_the_longest_wait_is_that_of_the_oldest_request(stack: ExitStack) -> Non
 
 
 def test_a_refusal_says_when_the_running_requests_will_have_ended(stack: ExitStack) -> None:
-    clock = Clock()
+    clock = HandClock()
     queue = RequestQueue(QueueLimits(2, None), clock)
     with ExitStack() as done:
         put(queue, done, 1)

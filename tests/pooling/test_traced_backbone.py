@@ -148,6 +148,7 @@ class Wrong(TracedBackbone):
     """Its fused trace is wrong, and its plain one too if it says so."""
 
     is_plain_wrong = False
+    factor = 2.0
 
     def __call__(
         self,
@@ -158,27 +159,18 @@ class Wrong(TracedBackbone):
     ) -> ModelOutput:
         output = super().__call__(ids, positions, types, row)
         if self._fused is not None or self.is_plain_wrong:
-            output["last_hidden_state"] = output["last_hidden_state"] * 2
-        return output
-
-
-class NotANumber(TracedBackbone):
-    """Its trace gives no finite numbers."""
-
-    def __call__(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        types: torch.Tensor | None,
-        row: AttendedRow,
-    ) -> ModelOutput:
-        output = super().__call__(ids, positions, types, row)
-        output["last_hidden_state"] = output["last_hidden_state"] * torch.nan
+            output["last_hidden_state"] = output["last_hidden_state"] * self.factor
         return output
 
 
 class Worse(Wrong):
     is_plain_wrong = True
+
+
+class NotANumber(Worse):
+    """Its traces give no finite numbers."""
+
+    factor = torch.nan
 
 
 @pytest.mark.parametrize("kind", [Worse, NotANumber])

@@ -48,10 +48,11 @@ SHAPE: Mapping[str, Any] = {
 }
 
 
-def make(config: PreTrainedConfig) -> PreTrainedModel:
+def make(
+    config: PreTrainedConfig, auto: Any = AutoModelForSequenceClassification
+) -> PreTrainedModel:
     """Return a model with random weights, in evaluation mode."""
     torch.manual_seed(0)
-    auto: Any = AutoModelForSequenceClassification  # transformers leaves `from_config` untyped
     model: PreTrainedModel = auto.from_config(config)
     model.train(mode=False)
     return model

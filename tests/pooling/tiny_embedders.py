@@ -12,13 +12,12 @@ from transformers import (
     AutoModel,
     BertConfig,
     ModernBertConfig,
-    PreTrainedConfig,
     PreTrainedModel,
     Qwen3Config,
     XLMRobertaConfig,
 )
 
-from tests.pooling.tiny_classifiers import SHAPE
+from tests.pooling.tiny_classifiers import SHAPE, make
 from tests.pooling.tiny_folder import framing_tokenizer
 
 MakeModel = Callable[[], PreTrainedModel]
@@ -27,33 +26,25 @@ _LABELS = ("id2label", "label2id")
 _SHAPE = {name: value for name, value in SHAPE.items() if name not in _LABELS}
 
 
-def _make(config: PreTrainedConfig) -> PreTrainedModel:
-    torch.manual_seed(0)
-    auto: Any = AutoModel  # transformers leaves `from_config` untyped
-    model: PreTrainedModel = auto.from_config(config)
-    model.train(mode=False)
-    return model
-
-
 def bert(**changes: Any) -> PreTrainedModel:
     """It has a pooler, which no vector is made from."""
-    return _make(BertConfig(**{**_SHAPE, **changes}))
+    return make(BertConfig(**{**_SHAPE, **changes}), AutoModel)
 
 
 def xlm_roberta() -> PreTrainedModel:
     """Its positions start after the padding token's id."""
-    return _make(XLMRobertaConfig(**{**_SHAPE, "pad_token_id": 1}))
+    return make(XLMRobertaConfig(**{**_SHAPE, "pad_token_id": 1}), AutoModel)
 
 
 def modernbert() -> PreTrainedModel:
     """It has rotary positions and a window in some layers."""
     windows = {"local_attention": 8, "global_attn_every_n_layers": 2}
-    return _make(ModernBertConfig(**{**_SHAPE, **windows}))
+    return make(ModernBertConfig(**{**_SHAPE, **windows}), AutoModel)
 
 
 def qwen3() -> PreTrainedModel:
     """A decoder, whose vectors come from the last token."""
-    return _make(Qwen3Config(num_key_value_heads=2, head_dim=8, **_SHAPE))
+    return make(Qwen3Config(num_key_value_heads=2, head_dim=8, **_SHAPE), AutoModel)
 
 
 def save_embedder(

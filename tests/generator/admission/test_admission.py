@@ -13,18 +13,8 @@ from deployments.contract.sampling_params import SamplingParams
 from deployments.generator.admission.admission import Admission, AdmissionLimits
 from deployments.generator.admission.run_estimate import Permit
 from deployments.plan.kv_layout import KVLayout
+from tests.hand_clock import HandClock
 from tests.stopped_clock import settle
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
 
 AMPLE = KVLayout((10**10,), (10**10,), 1)
 
@@ -34,8 +24,8 @@ def admission(
     max_queued: int = 3,
     max_tokens: int | None = 100,
     layout: KVLayout = AMPLE,
-) -> tuple[Admission, Clock]:
-    clock = Clock()
+) -> tuple[Admission, HandClock]:
+    clock = HandClock(1000.0)
     limits = AdmissionLimits(max_num_seqs, max_queued, max_tokens)
     return Admission(limits, layout, clock), clock
 

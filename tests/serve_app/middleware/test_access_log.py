@@ -236,7 +236,7 @@ async def test_a_bug_of_ours_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
     backend = FakeBackend()
     backend.refusal = RuntimeError("a bug")
     async with client_of(make_app(backend)) as client:
-        await client.post(CHAT, json=question())
+        await client.ask(CHAT, question(), 500)
     (line,) = access_lines(caplog)
     assert (line["status"], line["error_code"]) == (500, "internal_error")
 

@@ -4,23 +4,17 @@ from deployments.contract.telemetry.start_progress import (
     StartProgress,
     StartReport,
 )
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.hand_clock import HandClock
 
 
 def test_a_start_begins_with_preparing() -> None:
-    report = StartProgress("r1", Clock()).report()
+    report = StartProgress("r1", HandClock(100.0)).report()
     assert (report.replica_id, report.phase, report.phase_unix_s) == ("r1", "preparing", 100.0)
     assert (str(report), report.done, report.bytes_per_s) == ("preparing", None, None)
 
 
 def test_a_download_tells_bytes_files_and_the_rate_of_the_last_seconds() -> None:
-    progress = StartProgress("r", clock := Clock())
+    progress = StartProgress("r", clock := HandClock(100.0))
     progress.begin(StartPhase.DOWNLOADING, total_bytes=10**9, total_files=2)
     clock.now_s += 5
     progress.add(num_bytes=500_000_000, num_files=1)

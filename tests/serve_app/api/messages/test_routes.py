@@ -612,8 +612,8 @@ async def test_errors_of_the_router_have_anthropic_s_shape(
 async def test_a_bug_has_anthropic_s_shape_too(app: FastAPI, backend: FakeBackend) -> None:
     backend.refusal = ZeroDivisionError("a secret")
     async with client_of(app) as client:
-        answer = await client.post(MESSAGES, json=HI)
-    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "api_error")
+        answer = await client.ask(MESSAGES, HI, 500)
+    assert answer.json()["error"]["type"] == "api_error"
     assert "secret" not in answer.text
 
 

@@ -5,8 +5,7 @@ import json
 import logging
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Any
@@ -25,7 +24,7 @@ from serve_app.ingress import AppParts, build_app
 from serve_app.metrics import DELIVERED_TOKENS, IngressMetrics
 from serve_app.streaming.event_id import LAST_EVENT_ID
 from tests.offenders import every
-from tests.serve_app.apps import AppClient, Client, access_lines
+from tests.serve_app.apps import Client, access_lines, client_of, make_app
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock, Step
 from tests.serve_app.ingress_numbers import numbers
@@ -161,14 +160,6 @@ def chat_backend() -> FakeBackend:
     return backend
 
 
-@asynccontextmanager
-async def client_of(backend: FakeBackend) -> AsyncIterator[httpx.AsyncClient]:
-    config = AppConfig.model_validate({"models": [{"id": "m", "source": "nowhere"}]})
-    app = build_app(AppParts(config, {"m": backend}, clock=FakeClock()))
-    async with AppClient(app) as client:
-        yield client
-
-
 async def read_in_attempts(
     client: httpx.AsyncClient,
     path: str,
@@ -244,7 +235,7 @@ async def test_a_chat_that_breaks_anywhere_is_the_undisturbed_one(
     written = [
         text.deltas(1000 * index, has_logprobs=has_logprobs) for index, text in enumerate(texts)
     ]
-    async with client_of(backend) as client:
+    async with client_of(make_app(backend)) as client:
         expected = await undisturbed(client, CHAT, body, backend, written)
         received = await read_in_attempts(client, CHAT, body, backend, written, sizes, cuts)
     assert received.essence == expected.essence
@@ -267,7 +258,7 @@ async def test_completions_that_break_anywhere_are_the_undisturbed_ones(
     written = [
         text.deltas(1000 * index, has_logprobs=has_logprobs) for index, text in enumerate(texts)
     ]
-    async with client_of(backend) as client:
+    async with client_of(make_app(backend)) as client:
         expected = await undisturbed(client, COMPLETIONS, body, backend, written)
         received = await read_in_attempts(client, COMPLETIONS, body, backend, written, sizes, cuts)
     assert received.essence == expected.essence
@@ -297,7 +288,7 @@ async def test_log_probabilities_that_come_behind_their_text_are_not_lost(
             found.take(b"".join(lines))
         return found
 
-    async with client_of(backend) as client:
+    async with client_of(make_app(backend)) as client:
         expected = await undisturbed(client, path, body, backend, [deltas])
         first = await events(client, 1)
         for num_first in range(3, len(first) - 3, 3):
@@ -344,7 +335,7 @@ async def test_sixteen_choices_have_ids_of_a_few_hundred_bytes_and_more_have_non
     ids = await ids_of(client, CHAT, {**ASK, "n": 16})
     assert max(map(len, ids)) == 24 + 16 * 16 + len(".done")
     backend = FakeBackend()
-    async with client_of(backend) as other:
+    async with client_of(make_app(backend)) as other:
         body = {**CONTINUE, "prompt": ["a", "b"], "n": 16}
         answer = await other.post(COMPLETIONS, json=body, headers=ACCEPT)
         assert answer.status_code == 200
@@ -414,7 +405,7 @@ async def test_the_usage_is_that_of_the_whole_answer_and_comes_once(client: Clie
 )
 async def test_another_request_is_refused_at_once(change: dict[str, Any]) -> None:
     backend = chat_backend()
-    async with client_of(backend) as client:
+    async with client_of(make_app(backend)) as client:
         ids = await ids_of(client, CHAT, ASK)
         answer = await resume(client, {**ASK, **change}, ids[1])
     error = answer.json()["error"]

@@ -1,7 +1,6 @@
-import httpx
-
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
+from tests.serve_app.apps import client_of
 from tests.serve_app.fakes import FakeBackend
 
 CONFIG = {
@@ -20,8 +19,7 @@ CONFIG = {
 async def test_a_request_for_an_adapter_goes_to_its_model_and_names_it() -> None:
     backend = FakeBackend(model_id="m")
     app = build_app(AppParts(AppConfig.model_validate(CONFIG), {"m": backend}))
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+    async with client_of(app) as client:
         for model in (None, "org/a", "m", "b"):
             body = {"prompt": "p"} if model is None else {"prompt": "p", "model": model}
             answer = await client.post("/v1/completions", json=body)

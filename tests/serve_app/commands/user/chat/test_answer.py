@@ -4,6 +4,7 @@ import pytest
 
 from serve_app.client.chat_client import ChatError, Delta, Notice, Usage
 from serve_app.commands.user.chat.answer import Answer
+from tests.hand_clock import HandClock
 
 
 class Noted:
@@ -19,13 +20,8 @@ class Noted:
         self.shown.append(f"[{text}]")
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-
 async def stream(
-    clock: Clock, *steps: float | Delta | Notice | ChatError
+    clock: HandClock, *steps: float | Delta | Notice | ChatError
 ) -> AsyncGenerator[Delta | Notice, None]:
     for step in steps:
         if isinstance(step, float):
@@ -37,8 +33,8 @@ async def stream(
 
 
 async def answer_of(*steps: float | Delta | Notice | ChatError) -> tuple[Answer, Noted]:
-    clock, screen = Clock(), Noted()
-    answer = Answer(now_s=lambda: clock.now_s)
+    clock, screen = HandClock(100.0), Noted()
+    answer = Answer(now_s=clock)
     try:
         await answer.read(stream(clock, *steps), screen)
     except ChatError as error:

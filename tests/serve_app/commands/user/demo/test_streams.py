@@ -1,25 +1,18 @@
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pytest
 
 from serve_app.client.chat_client import ChatError, Delta, Notice, Usage
 from serve_app.commands.user.demo.streams import QUESTIONS, UNDER_WAY, DemoStream, Pause, Verdict
+from tests.hand_clock import HandClock
 from tests.offenders import every
 
 Step = float | Delta | Notice
 
 
-class Clock:
-    """A clock that the steps of a stream move."""
-
-    def __init__(self) -> None:
-        self.now_s = 50.0
-
-
 async def read(*steps: Step) -> DemoStream:
-    clock = Clock()
-    now_s: Callable[[], float] = lambda: clock.now_s  # noqa: E731
+    clock = HandClock(50.0)
 
     async def stream() -> AsyncGenerator[Delta | Notice, None]:
         for step in steps:
@@ -28,7 +21,7 @@ async def read(*steps: Step) -> DemoStream:
             else:
                 yield step
 
-    read_stream = DemoStream(QUESTIONS[0], now_s=now_s)
+    read_stream = DemoStream(QUESTIONS[0], now_s=clock)
     await read_stream.read(stream())
     return read_stream
 
