@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from deployments.contract.descriptions import ModelDescription
-from deployments.contract.model_errors import UnsupportedModelError
 from deployments.contract.model_spec import ModelSpec
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.model.loader import load_model
 from deployments.file_description import describe_files
 from deployments.generator.description import describe_model
