@@ -20,6 +20,7 @@ SOURCES = sorted(
 )
 LOADERS = [
     ROOT / "deployments" / "engine" / "model" / "loader.py",
+    ROOT / "deployments" / "file_description.py",
     ROOT / "deployments" / "compute" / "model_files.py",
     ROOT / "deployments" / "compute" / "tokenizer_files.py",
     ROOT / "deployments" / "vllm_engine" / "fleet" / "engine.py",
