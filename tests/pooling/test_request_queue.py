@@ -114,7 +114,7 @@ def test_limits_change_while_requests_wait(stack: ExitStack) -> None:
 
 
 def test_the_longest_wait_is_that_of_the_oldest_request(stack: ExitStack) -> None:
-    clock = Clock()
+    clock = HandClock()
     queue = RequestQueue(ENOUGH, clock)
     assert queue.waits is NO_WAITS
     alice, bob = Claim(tenant="alice"), Claim(tenant="bob", weight=2)
