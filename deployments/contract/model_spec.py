@@ -217,11 +217,11 @@ class ModelConfig(StrictModel):
     """Whether decode steps on a GPU are captured and launched as a whole, which takes some memory;
     false launches them kernel by kernel. Has no effect on a CPU.
     """
-    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "none"] = "auto"
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "openai", "none"] = "auto"
     """How the model writes tool calls. auto asks its chat template, none refuses tools; the names
     are vLLM's.
     """
-    reasoning_parser: Literal["auto", "qwen3", "deepseek_r1", "none"] = "auto"
+    reasoning_parser: Literal["auto", "qwen3", "deepseek_r1", "openai_gptoss", "none"] = "auto"
     """How the model marks its reasoning, which answers hold separately. auto asks its chat
     template, deepseek_r1 takes text without `<think>` for reasoning too, none leaves it in the
     content; the names are vLLM's.

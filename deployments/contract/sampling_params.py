@@ -57,12 +57,15 @@ class ReasoningTokens:
             its first token is `start`.
         max_tokens: Most tokens of the reasoning, the marks not counted; after these, only `end` may
             come. None sets no limit.
+        channel: The token after `start` that makes it reasoning; None if `start` alone does. With
+            it there is no grammar: one of an answer on channels holds the reasoning itself.
     """
 
     start: int
     end: int
     has_begun: bool = False
     max_tokens: int | None = None
+    channel: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,12 @@ from transformers.utils.chat_template_utils import _get_template_variables
 
 from deployments.compute.tokenizer_files import special_tokens
 from deployments.contract.errors import InvalidRequestError
-from deployments.contract.formats.reasoning_format import QWEN3, PromptReasoning, ReasoningFormat
+from deployments.contract.formats.reasoning_format import (
+    OPENAI_GPTOSS,
+    QWEN3,
+    PromptReasoning,
+    ReasoningFormat,
+)
 from deployments.contract.formats.tool_call_format import FORMATS, ToolCallFormat
 from deployments.contract.messages import ChatMessage, TemplateValue, TextPart, Tool, ToolCall
 from deployments.contract.unsupported_model import UnsupportedModelError
@@ -34,6 +39,7 @@ from deployments.generator.message_content import (
     TEXT_FORMS,
     TEXTS,
     TEXTS_AND_IMAGE,
+    Content,
     ContentForm,
     conversations,
     shows_texts,
@@ -101,6 +107,7 @@ class ChatTemplate:
         names = {getattr(side, "image_token", None) for side in (tokenizer, processor)}
         self.image_placeholders = frozenset(name for name in names if name)
         self._writes_broken_calls = True
+        self._has_channels = False
         self.parameters = self._find_parameters(tokenizer)
         self._candidates = TEXT_FORMS if processor is None else IMAGE_FORMS
         plain = self._find_forms(())
@@ -116,6 +123,9 @@ class ChatTemplate:
             for tools in ((), (PROBE_TOOL,))
         }
         self.places_images = processor is not None and self._places_images(plain)
+        answer = ChatMessage("assistant", (TextPart(PROBE_ID),))
+        final = f"{OPENAI_GPTOSS.start}final<|message|>{PROBE_ID}"
+        self._has_channels = final in self._probe((QUESTION, answer, QUESTION), ())
         self.accepts_tools = PROBE_NAME in self._probe((QUESTION,), (PROBE_TOOL,))
         # Some templates go through the arguments one by one, which fails on a text.
         written = self._probe((QUESTION, BROKEN_CALL), (PROBE_TOOL,))
@@ -210,8 +220,10 @@ class ChatTemplate:
         """Return how the template marks reasoning; None if it knows no reasoning.
 
         A template that knows reasoning begins it at the end of the prompt, or drops it from an
-        earlier answer.
+        earlier answer. One that writes earlier answers on the channel `final` knows it, too.
         """
+        if self._has_channels:
+            return OPENAI_GPTOSS
         begins = QWEN3.at_end_of(self._probe((QUESTION,), ())) is PromptReasoning.BEGUN
         marked = f"{QWEN3.start}\n{PROBE_NAME}\n{QWEN3.end}\n\n{PROBE_ID}"
         earlier = ChatMessage("assistant", (TextPart(marked),))
@@ -316,7 +328,7 @@ class ChatTemplate:
         }
         text = self._renderer.apply_chat_template(
             [self._message(message, forms) for message in messages],
-            tools=[_tool(tool) for tool in tools] or None,
+            tools=[_tool(tool, self._has_channels) for tool in tools] or None,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             **given,
@@ -336,6 +348,8 @@ class ChatTemplate:
             rendered["name"] = message.name
         if message.reasoning_content is not None:
             rendered["reasoning_content"] = message.reasoning_content
+            if self._has_channels:
+                rendered |= _on_channels(message.reasoning_content, message, content)
         return rendered
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
@@ -373,16 +387,28 @@ def special_marks(
     return tuple(ids.items())
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _on_channels(reasoning: str, message: ChatMessage, content: Content) -> dict[str, Any]:
+    """Return the keys of a message with reasoning that a template with channels reads.
+
+    Such a template writes either the content or the reasoning before a call, and refuses both.
+    """
+    if not message.tool_calls or not isinstance(content, str) or not content:
+        return {"thinking": reasoning}
+    return {"thinking": f"{reasoning}\n{content}", "content": ""}
+
+
+def _tool(tool: Tool, needs_description: bool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
+    if tool.description is not None or needs_description:
+        function["description"] = tool.description or ""
     function["parameters"] = json.loads(tool.parameters)
     return {"type": "function", "function": function}
 
 
 def _probe_call(known: ToolCallFormat) -> str:
     """Return the probe's call as a format writes it, up to the end of the arguments."""
+    if known.has_channels:
+        return f"to=functions.{PROBE_NAME}<|channel|>commentary"
     opening = _without_space(known.block[0] + known.call[0])
     head = f'{{"name":"{PROBE_NAME}","{known.arguments_key}":'
     return opening + head + '{"key":"value"}'

@@ -25,13 +25,14 @@ def choose_reasoning_format(
     """
     known = REASONING_FORMATS.get(parser)
     found = template.find_reasoning_format() if parser == "auto" else known
-    if found is None or all(_is_one_token(mark, tokenizer) for mark in (found.start, found.end)):
+    if found is None or all(_is_one_token(mark, tokenizer) for mark in found.marks):
         return found
     if known is None:
         return None
+    marks = " and ".join(map(repr, found.marks))
     raise UnsupportedModelError(
-        f"reasoning_parser is {parser!r}, but {found.start!r} and {found.end!r} are not tokens of "
-        "the model's tokenizer; write `reasoning_parser: none`"
+        f"reasoning_parser is {parser!r}, but {marks} are not tokens of the model's tokenizer; "
+        "write `reasoning_parser: none`"
     )
 
 
@@ -41,9 +42,10 @@ def describe_reasoning(
     """Return a format with the ids of its marks in a tokenizer."""
     if known is None:
         return None
-    start, end = (_token_id(mark, tokenizer) for mark in (known.start, known.end))
+    start, end, *others = (_token_id(mark, tokenizer) for mark in known.marks)
+    tokens = ReasoningTokens(start, end, channel=next(iter(others), None))
     is_special = not special_tokens(tokenizer).isdisjoint((known.start, known.end))
-    return ReasoningDescription(known.name, ReasoningTokens(start, end), is_special)
+    return ReasoningDescription(known.name, tokens, is_special)
 
 
 def _token_id(mark: str, tokenizer: PreTrainedTokenizerBase) -> int:

@@ -111,6 +111,33 @@ FAILING = QWEN.replace(
     "{{- tool | tojson }}", "{{- tool.function.name + ' takes ' + tool.function.parameters.type }}"
 )
 
+CHANNELS = """
+{%- if tools %}{% for tool in tools %}// {{ tool.function.description + tool.function.name }}
+{% endfor %}{% endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {%- if message.tool_calls %}
+            {%- set call = message.tool_calls[0].function %}
+            {%- if message.content and message.thinking %}{{ raise_exception("both") }}
+            {%- elif message.content or message.thinking %}
+                {{- '<|start|>assistant<|channel|>analysis<|message|>' }}
+                {{- (message.content or message.thinking) + '<|end|>' }}
+            {%- endif %}
+            {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json' }}
+            {{- '<|message|>' + call.arguments | tojson + '<|call|>' }}
+        {%- else %}
+            {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+        {%- endif %}
+    {%- elif message.role == 'tool' %}
+        {{- '<|start|>functions.get to=assistant<|message|>' + message.content + '<|end|>' }}
+    {%- else %}
+        {{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}
+"""
+"""What gpt-oss's template does with messages."""
+
 TOOL = Tool("get", "Gets.", '{"type": "object"}')
 ASKED = ChatMessage("user", (TextPart("Weather?"),))
 CALL = ToolCall("abcdefgh1", "get", '{"city": "Köln", "days": [1, 2]}')
@@ -133,6 +160,7 @@ def template_of(text: str | None) -> ChatTemplate:
     [
         (QWEN, True, "hermes"),
         (LLAMA, True, "llama3_json"),
+        (CHANNELS, True, "openai"),
         (MISTRAL_V3, True, "mistral"),
         (XML, True, None),
         (tiny_folder.CHAT_TEMPLATE, False, None),
@@ -247,15 +275,27 @@ def test_marks_that_are_special_tokens_are_returned_with_their_ids() -> None:
         (tiny_folder.CHAT_TEMPLATE + "{% if add_generation_prompt %}<think>\n{% endif %}", "qwen3"),
         (tiny_folder.CHAT_TEMPLATE, None),
         (QWEN, None),
+        (CHANNELS, "openai_gptoss"),
         (None, None),
     ],
-    ids=["drops reasoning", "begins it", "plain", "tools", "none"],
+    ids=["drops reasoning", "begins it", "plain", "tools", "channels", "none"],
 )
 def test_probes_find_out_whether_a_template_knows_reasoning(
     text: str | None, name: str | None
 ) -> None:
     found = template_of(text).find_reasoning_format()
     assert (found.name if found else None) == name
+
+
+@pytest.mark.parametrize("said", ["", "I look."])
+def test_a_template_with_channels_gets_the_reasoning_before_a_call(said: str) -> None:
+    called = ChatMessage("assistant", (TextPart(said),), (CALL,), reasoning_content="Hm.")
+    text = template_of(CHANNELS).render([ASKED, called, RETURNED], [Tool("get", None, "{}")])
+    thought = "\n".join(filter(None, ("Hm.", said)))
+    assert (
+        f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant to=functions.get" in text
+    )
+    assert text.endswith("<|start|>assistant")
 
 
 READING = """

@@ -30,3 +30,18 @@ def test_the_configuration_overrides_the_template_s_reasoning() -> None:
     assert described is not None
     assert described.is_special
     assert describe_reasoning(tokenizer, None) is None
+
+
+def test_a_channel_s_name_must_be_a_token_like_the_marks() -> None:
+    tokenizer = byte_tokenizer()
+    template = ChatTemplate(tokenizer, None)
+    first = len(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|channel|>", "<|end|>"]})
+    with pytest.raises(UnsupportedModelError, match="'analysis' are not tokens"):
+        choose_reasoning_format("openai_gptoss", template, tokenizer)
+    tokenizer.add_tokens(["analysis"])
+    known = choose_reasoning_format("openai_gptoss", template, tokenizer)
+    described = describe_reasoning(tokenizer, known)
+    assert described is not None
+    assert described.tokens == ReasoningTokens(first, first + 1, channel=first + 2)
+    assert described.is_special

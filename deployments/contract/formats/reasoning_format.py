@@ -4,7 +4,10 @@ Reasoning is one block at the beginning of an answer, between two marks. Each ma
 chat template may end the prompt with the first mark, so that the answer begins with the reasoning,
 or with an empty block, so that there is none.
 
-Source: the chat templates of Qwen3 and DeepSeek-R1 on https://huggingface.co.
+gpt-oss writes messages on channels (harmony), of which `analysis` is reasoning. The mark is in
+front of every message's channel, and only the channel's name tells reasoning.
+
+Source: the chat templates of Qwen3, DeepSeek-R1 and gpt-oss on https://huggingface.co.
 """
 
 from collections.abc import Mapping
@@ -34,12 +37,20 @@ class ReasoningFormat:
         end: The mark after it.
         is_assumed: Whether an answer begins with reasoning even if neither the prompt nor the model
             writes `start`.
+        channel: The token after `start` that makes the text reasoning, in a format with channels;
+            None in others, where `start` alone does.
     """
 
     name: str
     start: str = "<think>"
     end: str = "</think>"
     is_assumed: bool = False
+    channel: str | None = None
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All marks, each of which must be one token."""
+        return (self.start, self.end, *([] if self.channel is None else [self.channel]))
 
     def at_end_of(self, prompt: str) -> PromptReasoning:
         """Return what the end of a rendered prompt says; a client's text can't be there."""
@@ -53,8 +64,11 @@ class ReasoningFormat:
 
 QWEN3 = ReasoningFormat(name="qwen3")
 DEEPSEEK_R1 = ReasoningFormat(name="deepseek_r1", is_assumed=True)
+OPENAI_GPTOSS = ReasoningFormat(
+    name="openai_gptoss", start="<|channel|>", end="<|end|>", channel="analysis"
+)
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
-    {known.name: known for known in (QWEN3, DEEPSEEK_R1)}
+    {known.name: known for known in (QWEN3, DEEPSEEK_R1, OPENAI_GPTOSS)}
 )
 """All formats, by name."""

@@ -4,7 +4,8 @@ Each format is data: marks, and a call's JSON object between them. It is read by
 answers, by the grammar that forces a call, and by the detection of a template's format. The names
 are vLLM's.
 
-Source: the chat templates of Qwen2.5, Llama 3.1 and Mistral 7B v0.3 on https://huggingface.co.
+Source: the chat templates of Qwen2.5, Llama 3.1, Mistral 7B v0.3 and gpt-oss on
+https://huggingface.co.
 """
 
 from collections.abc import Mapping
@@ -29,6 +30,8 @@ class ToolCallFormat:
             without marks need this: elsewhere a call looks like JSON that is meant for the user.
         call_id_length: The number of letters and digits that the templates require of a call's id;
             None if they accept any.
+        has_channels: Whether an answer is messages on channels (harmony), whose headers name the
+            function, and a call's object is its arguments only. Then only `marks` are used.
     """
 
     name: str
@@ -39,6 +42,7 @@ class ToolCallFormat:
     arguments_key: str = "arguments"
     only_at_start: bool = False
     call_id_length: int | None = None
+    has_channels: bool = False
 
 
 HERMES = ToolCallFormat(
@@ -61,8 +65,14 @@ MISTRAL = ToolCallFormat(
     separator=", ",
     call_id_length=9,
 )
+OPENAI = ToolCallFormat(
+    name="openai",
+    marks=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>"),
+    separator="",
+    has_channels=True,
+)
 
 FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
-    {known.name: known for known in (HERMES, LLAMA3_JSON, MISTRAL)}
+    {known.name: known for known in (HERMES, LLAMA3_JSON, MISTRAL, OPENAI)}
 )
 """All formats, by name."""

@@ -104,6 +104,7 @@ class FreeMatcher:
 
 class _State(Enum):
     BEGINNING = auto()  # the first token may begin the reasoning, or the grammar's text
+    CHANNEL = auto()  # the next token says whether the reasoning begins
     REASONING = auto()
     ANSWER = auto()
 
@@ -150,6 +151,8 @@ class ReasoningMatcher:
         match self._state:
             case _State.ANSWER:
                 return self._matcher.bitmask(barred_token_ids)
+            case _State.CHANNEL:
+                return _clear_bits(self._everything.clone(), barred_token_ids)
             case _State.REASONING if self._num_left == 0:
                 return _set_bit(torch.zeros_like(self._everything), self._tokens.end)
             case _State.REASONING:
@@ -168,7 +171,11 @@ class ReasoningMatcher:
             elif self._num_left is not None:
                 self._num_left = max(0, self._num_left - 1)
             return False
+        channel = self._tokens.channel
         if self._state is _State.BEGINNING and token_id == self._tokens.start:
+            self._state = _State.REASONING if channel is None else _State.CHANNEL
+            return False
+        if self._state is _State.CHANNEL and token_id == channel:
             self._state = _State.REASONING
             return False
         self._state = _State.ANSWER

@@ -19,8 +19,8 @@ from serve_app.api.answers.reader import (
     AnswerReader,
     CallBegun,
     Finished,
-    Reasoning,
 )
+from serve_app.api.reasoning.parser import Reasoning
 from serve_app.api.reasoning.separation import Separation
 from serve_app.api.tools.offer import ToolOffer
 from serve_app.api.tools.parsing.events import (

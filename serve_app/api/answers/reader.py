@@ -1,8 +1,9 @@
 """Reads an answer: turns its deltas into events, in the order of the text.
 
-The reasoning comes first. Then come texts and calls; a call begins, its arguments grow, and it
-ends. It may also be cut by the answer's maximum length, or break, and then it was text. The finish
-comes last. The surfaces frame these events, and `blocks` puts those of a call together.
+The reasoning comes first; on channels there may be more of it later. Then come texts and calls. A
+call begins, its arguments grow, and it ends. It may also be cut by the answer's maximum length, or
+break, and then it was text. The finish comes last. The surfaces frame these events, and `blocks`
+puts those of a call together.
 """
 
 import secrets
@@ -13,6 +14,8 @@ from typing import Literal
 
 from deployments.contract.formats.tool_call_format import ToolCallFormat
 from deployments.contract.output import TextDelta
+from serve_app.api.answers.channel_reader import ChannelReader
+from serve_app.api.reasoning.parser import Reasoning
 from serve_app.api.reasoning.separation import Separation
 from serve_app.api.tools.offer import ToolOffer
 from serve_app.api.tools.parsing.events import (
@@ -32,13 +35,6 @@ CALL_ID_LENGTH = 24
 _LETTERS_AND_DIGITS = string.ascii_letters + string.digits
 
 AnswerFinish = Literal["stop", "length", "tool_calls"]
-
-
-@dataclass(frozen=True, slots=True)
-class Reasoning:
-    """More of the reasoning; never empty."""
-
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +80,12 @@ class AnswerReader:
             offer: How calls are found.
             reasoning: How reasoning is separated; None if it is not.
         """
-        self._splitter = None if reasoning is None else reasoning.parser()
-        self._parser = offer.parser()
+        self._channels = _channel_reader(offer, reasoning)
+        self._separates = reasoning is not None
+        self._splitter = None
+        if reasoning is not None and self._channels is None:
+            self._splitter = reasoning.parser()
+        self._parser = None if self._channels is not None else offer.parser()
         self._format = offer.format
         self._has_called = False
 
@@ -101,7 +101,9 @@ class AnswerReader:
             text = split.content
             if split.reasoning:
                 found.append(Reasoning(split.reasoning))
-        if self._parser is not None:
+        if self._channels is not None:
+            found += self._read_channels(self._channels, text, finish)
+        elif self._parser is not None:
             found += map(self._named, self._parse(self._parser, text, finish))
         elif text:
             found.append(Text(text))
@@ -110,6 +112,19 @@ class AnswerReader:
             note_finish(shown)
             found.append(Finished(shown, delta.stop))
         return found
+
+    def _read_channels(
+        self, channels: ChannelReader, text: str, finish: TrueFinish | None
+    ) -> Iterable[AnswerEvent]:
+        events = channels.feed(text)
+        if finish is not None:
+            events += channels.finish(is_cut=finish == "length")
+        for event in events:
+            self._has_called |= isinstance(event, CallEnded)
+            if isinstance(event, Reasoning):
+                yield event if self._separates else Text(event.text)
+            else:
+                yield self._named(event)
 
     def _parse(
         self, parser: ToolCallParser, text: str, finish: TrueFinish | None
@@ -125,6 +140,15 @@ class AnswerReader:
             return event
         assert self._format is not None, "calls are found only by their format"
         return CallBegun(event.index, new_call_id(self._format), event.name)
+
+
+def _channel_reader(offer: ToolOffer, reasoning: Separation | None) -> ChannelReader | None:
+    """Return a reader of an answer on channels; None if the model writes none."""
+    has_calls = offer.format is not None and offer.format.has_channels
+    if has_calls:
+        return ChannelReader(offer.names, offer.max_calls)
+    has_channels = reasoning is not None and reasoning.format.channel is not None
+    return ChannelReader() if has_channels else None
 
 
 def new_call_id(known: ToolCallFormat) -> str:

@@ -16,12 +16,12 @@ from serve_app.api.answers.reader import (
     AnswerReader,
     CallBegun,
     Finished,
-    Reasoning,
 )
 from serve_app.api.chat.schema import AnswerMessage, ChatCompletion, Choice
 from serve_app.api.openai.answer_stream import AnswerHead
 from serve_app.api.openai.logprobs import ChoiceLogprobs, prompt_positions
 from serve_app.api.openai.usage import read_with_usage
+from serve_app.api.reasoning.parser import Reasoning
 from serve_app.api.reasoning.separation import LogprobsFilter, Separation
 from serve_app.api.tools.offer import ToolOffer
 from serve_app.api.tools.parsing.events import ArgumentsGained, Text

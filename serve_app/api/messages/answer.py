@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from deployments.contract.errors import RaystreamError
 from deployments.contract.output import TextDelta
 from serve_app.api.answers.blocks import Block, CallMade
-from serve_app.api.answers.reader import Finished, Reasoning
+from serve_app.api.answers.reader import Finished
 from serve_app.api.messages.schema import (
     AnswerBlock,
     AnswerText,
@@ -27,6 +27,7 @@ from serve_app.api.messages.schema import (
 )
 from serve_app.api.messages.signature import UNSIGNED, carrying
 from serve_app.api.openai.usage import Usage, UsageTally
+from serve_app.api.reasoning.parser import Reasoning
 from serve_app.api.requests.open_answer import OpenAnswer
 from serve_app.api.tools.parsing.events import Text
 from serve_app.streaming.error_event import error_event

@@ -18,6 +18,13 @@ BREAKS = "\n"
 
 
 @dataclass(frozen=True, slots=True)
+class Reasoning:
+    """More of an answer's reasoning; never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class SplitText:
     """A part of an answer; the reasoning comes first."""
 

@@ -67,14 +67,21 @@ class ReasoningCounter:
         self._tokens = tokens
         self._has_begun = prompt is PromptReasoning.BEGUN
         self._has_ended = prompt is PromptReasoning.ENDED
+        self._opening = [tokens.start] + ([] if tokens.channel is None else [tokens.channel])
+        self._first: list[int] = []  # tokens that may turn out to begin the reasoning
 
     def add(self, token_ids: Sequence[int]) -> None:
         """Count the next tokens of the answer."""
         if self._has_ended or not token_ids:
             return
-        if not self._has_begun and token_ids[0] != self._tokens.start:
-            self._has_ended = True
-            return
+        if not self._has_begun:
+            token_ids = self._first = [*self._first, *token_ids]
+            length = len(self._opening)
+            if token_ids[:length] != self._opening[: len(token_ids)]:
+                self._has_ended = True
+                return
+            if len(token_ids) < length:
+                return
         self._has_begun = True
         self._has_ended = self._tokens.end in token_ids
         self.num_tokens += (

@@ -18,6 +18,7 @@ from deployments.contract.sampling_params import SamplingParams
 from serve_app.api.body.limits import Prompt, check_num_choices, check_prompts, check_stops
 from serve_app.api.generation_body import GenerationBody
 from serve_app.api.structured.answer_grammar import GrammarSettings
+from serve_app.api.structured.channel_grammar import after_reasoning
 from serve_app.api.tools.hosted import left_out_warnings
 from serve_app.api.tools.offer import ToolOffer
 from serve_app.backends.models.catalog import ServedModel
@@ -116,6 +117,12 @@ class StreamOpener:
             grammar = await self._compile(make, self._grammars)
             if grammar is not None:
                 sampling, unheld = replace(sampling, grammar=grammar.text), grammar.unheld
+        reasoning = model.description.reasoning
+        has_channels = reasoning is not None and reasoning.tokens.channel is not None
+        if sampling.grammar and has_channels and body.separates_reasoning and not offer.format:
+            marks = dict(model.description.tool_call_token_ids)
+            field = body.constraining_field or body.format_param
+            sampling = replace(sampling, grammar=after_reasoning(sampling.grammar, marks, field))
         if offer.is_guiding(sampling):
             field = body.constraining_field or body.format_param
             guided = await self._compile(offer.guide, sampling, self._grammars, field)
@@ -148,6 +155,8 @@ def _with_reasoning(
         sampling = replace(sampling, skip_special_tokens=False)
     if sampling.grammar is None and max_tokens is None:
         return sampling
+    if sampling.grammar is not None and reasoning.tokens.channel is not None:
+        return sampling  # the grammar holds the reasoning
     return replace(sampling, reasoning=replace(reasoning.tokens, max_tokens=max_tokens))
 
 

@@ -13,8 +13,9 @@ from typing import Any
 from deployments.contract.errors import RaystreamError
 from deployments.contract.output import TextDelta
 from serve_app.api.answers.blocks import Block, CallMade
-from serve_app.api.answers.reader import Finished, Reasoning
+from serve_app.api.answers.reader import Finished
 from serve_app.api.openai.usage import Usage, UsageTally
+from serve_app.api.reasoning.parser import Reasoning
 from serve_app.api.requests.open_answer import OpenAnswer
 from serve_app.api.responses.schema import (
     IncompleteDetails,

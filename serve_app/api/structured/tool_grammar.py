@@ -152,14 +152,20 @@ class CallGrammar:
         *others: Part,
     ) -> str:
         rules += f"function: {' | '.join(f'function_{at}' for at in range(len(functions)))}\n"
-        for at, function in enumerate(functions):
-            head = f'{{"name": "{function.name}", "{self._known.arguments_key}": '
-            rules += f'function_{at}: {_text(head)} @arguments_{at} "}}"\n'
+        rules += self._rules_of(functions)
         schemas = [
             {"name": f"arguments_{at}", "json_schema": self._schema(function).schema}
             for at, function in enumerate(functions)
         ]
-        return serialized(_with_tokens(rules, token_ids), [*schemas, *others])
+        return serialized(with_tokens(rules, token_ids), [*schemas, *others])
+
+    def _rules_of(self, functions: Sequence[OfferedFunction]) -> str:
+        """Return the rules of each function's call, `function_0` and so on."""
+        rules = ""
+        for at, function in enumerate(functions):
+            head = f'{{"name": "{function.name}", "{self._known.arguments_key}": '
+            rules += f'function_{at}: {_text(head)} @arguments_{at} "}}"\n'
+        return rules
 
     def unheld(self, functions: Sequence[OfferedFunction]) -> tuple[str, ...]:
         """Return what is left out of the functions' schemas before llguidance reads them."""
@@ -240,7 +246,7 @@ def _text(text: str) -> str:
     return json.dumps(text) if text else ""
 
 
-def _with_tokens(rules: str, token_ids: Mapping[str, int]) -> str:
+def with_tokens(rules: str, token_ids: Mapping[str, int]) -> str:
     """Replace the names of special tokens in literals with their ids."""
     for mark, token_id in token_ids.items():
         rules = rules.replace(mark, f'" <[{token_id}]> "')

@@ -10,6 +10,7 @@ from deployments.contract.formats.tool_call_format import FORMATS, ToolCallForma
 from deployments.contract.messages import Tool
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.api.structured.answer_grammar import GrammarSettings
+from serve_app.api.structured.channel_grammar import ChannelGrammar
 from serve_app.api.structured.tool_grammar import (
     MAX_FORCED_CALLS,
     CallGrammar,
@@ -116,7 +117,8 @@ class ToolOffer:
             sampling = replace(sampling, skip_special_tokens=False)
         if not self._is_bound and sampling.grammar is None:
             return Guided(sampling)
-        grammar = CallGrammar(self.format, settings, self.max_calls or MAX_FORCED_CALLS)
+        kind = ChannelGrammar if self.format.has_channels else CallGrammar
+        grammar = kind(self.format, settings, self.max_calls or MAX_FORCED_CALLS)
         write: Write
         if self.must_call:
             write = grammar.forced

@@ -405,6 +405,18 @@ def test_reasoning_ends_where_its_budget_does(grammar: str | None, has_begun: bo
     assert allowed(resumed.bitmask()) == [END]
 
 
+def test_on_channels_only_the_channel_s_name_begins_the_reasoning() -> None:
+    (channel, other) = ids_of("ab")
+    everything = list(range(VOCAB_SIZE))
+    for name, is_reasoning in ((channel, True), (other, False)):
+        marks = ReasoningTokens(START, END, max_tokens=2, channel=channel)
+        matcher = compiler().compile(None, (), marks)
+        for token_id in (START, name, *ids_of("Hm")):
+            assert allowed(matcher.bitmask()) == everything
+            assert not matcher.advance(token_id)
+        assert allowed(matcher.bitmask()) == ([END] if is_reasoning else everything)
+
+
 def test_a_text_reasons_no_longer_than_its_budget_without_a_grammar() -> None:
     (letter,) = ids_of("a")
     bias = ((letter, 100.0),)

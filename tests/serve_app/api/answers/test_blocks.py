@@ -11,7 +11,8 @@ from deployments.contract.messages import Tool
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import ReasoningTokens
 from serve_app.api.answers.blocks import Block, BlockReader, CallMade, joined
-from serve_app.api.answers.reader import Finished, Reasoning
+from serve_app.api.answers.reader import Finished
+from serve_app.api.reasoning.parser import Reasoning
 from serve_app.api.reasoning.separation import Separation
 from serve_app.api.structured.tool_grammar import OfferedFunction
 from serve_app.api.tools.offer import ToolOffer
