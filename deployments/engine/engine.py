@@ -36,6 +36,7 @@ from deployments.engine.model.support import check_layers, check_length
 from deployments.engine.recovery.sampling_recovery import sample_step
 from deployments.engine.recovery.step_recovery import OUT_OF_MEMORY, Row, StepOutcome, StepRecovery
 from deployments.engine.replay.cuda_capture import open_capturer
+from deployments.engine.sampling.device_counts import DeviceCounts
 from deployments.engine.sampling.logprobs import PromptScores
 from deployments.engine.sampling.sampler import Sampled
 from deployments.engine.scheduling.scheduler import DecodeRow, Scheduler, StepPlan
@@ -120,6 +121,7 @@ class Engine:
             prefix_caching=limits.prefix_caching,
             max_scored_rows=max(1, MAX_SCORED_LOGITS // self._vocab_size),
         )
+        self._token_counts = DeviceCounts.open(model.device)
         self._idle_memory = IdleMemory(self._kv, self._scheduler.table.extents)
         self._sequences: dict[str, Sequence] = {}
         self._num_steps = 0
@@ -325,7 +327,7 @@ class Engine:
         return sequence.sequence_id, delta
 
     def _sample(self, step_logits: StepLogits) -> list[tuple[str, TextDelta]]:
-        step = sample_step(step_logits)
+        step = sample_step(step_logits, self._token_counts)
         out_of_memory = [sequence for sequence, is_short in step.failed if is_short]
         # A smaller step can't help the only running sequence.
         runs_alone = self._scheduler.num_running == 1

@@ -17,6 +17,7 @@ from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.grammar.matcher import GrammarMatcher
 from deployments.engine.limits import InvalidSequenceError
 from deployments.engine.recovery.step_recovery import OUT_OF_MEMORY
+from deployments.engine.sampling.device_counts import DeviceCounts
 from deployments.engine.sampling.row import SamplingRow
 from deployments.engine.sampling.sampler import Sampled, sample
 from deployments.engine.scheduling.sequence import SequenceRequest
@@ -285,8 +286,10 @@ class FaultySampling:
         self.max_rows = max_rows
         monkeypatch.setattr(f"{RECOVERY}.sample", self)
 
-    def __call__(self, logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[Sampled | None]:
-        sampled = sample(logits, rows)
+    def __call__(
+        self, logits: torch.Tensor, rows: Rows[SamplingRow], counts: DeviceCounts | None
+    ) -> list[Sampled | None]:
+        sampled = sample(logits, rows, counts)
         if len(rows) > self.max_rows:
             raise torch.OutOfMemoryError
         if any(row.params.seed == self.BAD_SEED for row in rows):
@@ -354,11 +357,11 @@ def test_one_of_two_sequences_that_sampling_has_no_memory_for_waits_for_the_othe
     engine = make_engine(load(qwen2))
 
     def sample_while_there_is_memory(
-        logits: torch.Tensor, rows: Rows[SamplingRow]
+        logits: torch.Tensor, rows: Rows[SamplingRow], counts: DeviceCounts | None
     ) -> list[Sampled | None]:
         if engine.stats.num_running > 1 and any(row.params.seed == 1 for row in rows):
             raise torch.OutOfMemoryError
-        return sample(logits, rows)
+        return sample(logits, rows, counts)
 
     monkeypatch.setattr(f"{RECOVERY}.sample", sample_while_there_is_memory)
     assert_equal(run_staggered(engine, given), expected)

@@ -6,6 +6,7 @@ from deployments.compute.bisection import Bisection
 from deployments.compute.device_errors import release_cache
 from deployments.compute.host_to_device import take_rows
 from deployments.engine.model.runner import StepLogits
+from deployments.engine.sampling.device_counts import DeviceCounts
 from deployments.engine.sampling.row import SamplingRow
 from deployments.engine.sampling.sampler import Sampled, sample
 from deployments.engine.scheduling.sequence import Sequence
@@ -24,8 +25,12 @@ class SampledStep:
     failed: list[tuple[Sequence, bool]]
 
 
-def sample_step(step_logits: StepLogits) -> SampledStep:
+def sample_step(step_logits: StepLogits, counts: DeviceCounts | None = None) -> SampledStep:
     """Sample the next token of each sequence in `step_logits`.
+
+    Args:
+        step_logits: The logits.
+        counts: Keeps the counts of tokens on the logits' device; None sends them in each step.
 
     Raises:
         torch.AcceleratorError: The device is unusable; no sequence caused it.
@@ -35,7 +40,7 @@ def sample_step(step_logits: StepLogits) -> SampledStep:
     def sample_part(part: tuple[int, ...]) -> list[Sampled | None]:
         is_whole = len(part) == len(sequences)
         rows = [SamplingRow.of(sequences[i]) for i in part]
-        return sample(logits if is_whole else take_rows(logits, part), rows)
+        return sample(logits if is_whole else take_rows(logits, part), rows, counts)
 
     bisection = Bisection("sampling", sample_part)
     bisection.run(range(len(sequences)))

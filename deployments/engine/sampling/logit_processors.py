@@ -13,23 +13,30 @@ import torch
 
 from deployments.compute.host_to_device import send, to_device
 from deployments.engine.grammar.matcher import unpack
+from deployments.engine.sampling.device_counts import DeviceCounts, penalized_logits
 from deployments.engine.sampling.row import SamplingRow
 
 if TYPE_CHECKING:
     from array import array
 
 
-def adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+def adjust(
+    logits: torch.Tensor, rows: Sequence[SamplingRow], counts: DeviceCounts | None = None
+) -> torch.Tensor:
     """Return a copy of the logits, adjusted as the rows ask; `sampler` documents the order.
 
     Args:
         logits: [n, vocab], float32, on the model's device.
         rows: How to adjust each of the n rows.
+        counts: Keeps the counts of tokens on the logits' device; None sends all of them.
     """
     adjusted = logits.clone()
     _constrain(adjusted, rows)
     _bias(adjusted, rows)
-    _penalize(adjusted, rows)
+    if counts is None:
+        _penalize(adjusted, rows)
+    else:
+        counts.penalize(adjusted, rows)
     return adjusted
 
 
@@ -80,7 +87,6 @@ def _penalize(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     ]
     if not penalized:
         return
-    # Counts are on the host; the penalties that result are copied to the device once a step.
     lengths = torch.tensor([len(seen) for _, _, seen in penalized])
     counts = _joined([seen.output_counts for _, _, seen in penalized])
     values = torch.tensor(
@@ -99,7 +105,7 @@ def _penalize(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
         send(_joined([seen.token_ids for _, _, seen in penalized]), device),
     )
     held = logits[entries]
-    logits[entries] = torch.where(held > 0, held / factors, held * factors) - taken
+    logits[entries] = penalized_logits(held, factors, taken)
 
 
 def _joined(parts: Sequence["array[int]"]) -> torch.Tensor:

@@ -53,15 +53,42 @@ class RawLogprobs:
             return {}
         device = self._logits.device
         chosen = to_device([token_ids[at] for at in self._places], device, torch.int64)
+        asked, logprobs = self._of(chosen)
+        return self._by_row(asked.tolist(), logprobs.tolist())
+
+    def on_device(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return what `read` takes, given the tokens chosen in the n rows: [2, m, k], float64."""
+        if not self._places:
+            return self._logits.new_empty(2, 0, 0, dtype=torch.float64)
+        asked, logprobs = self._of(take_rows(token_ids, self._places))
+        return torch.stack((asked.double(), logprobs.double()))
+
+    def read(self, numbers: Sequence[float]) -> dict[int, PositionLogprobs]:
+        """Return the log-probabilities by row from the numbers of `on_device`, flat."""
+        if not self._places:
+            return {}
+        width = len(numbers) // (2 * len(self._places))
+        rows = [numbers[at : at + width] for at in range(0, len(numbers), width)]
+        asked = [list(map(int, row)) for row in rows[: len(self._places)]]
+        return self._by_row(asked, rows[len(self._places) :])
+
+    def _of(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ids, int64, and log-probabilities, float32, of the m rows' tokens: [m, k] each.
+
+        Args:
+            chosen: [m], int64, the token of each row that reports.
+        """
         num_top = min(max(self._num_top), self._logits.shape[-1])
         asked = chosen[:, None]
         if num_top:
             asked = torch.cat([asked, stable_top_k(self._logits, num_top)], dim=-1)
-        logprobs = _logprobs_of(self._logits, asked).tolist()
+        return asked, _logprobs_of(self._logits, asked)
+
+    def _by_row(
+        self, asked: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]]
+    ) -> dict[int, PositionLogprobs]:
         found = {}
-        for at, num, ids, values in zip(
-            self._places, self._num_top, asked.tolist(), logprobs, strict=True
-        ):
+        for at, num, ids, values in zip(self._places, self._num_top, asked, logprobs, strict=True):
             top = tuple(zip(ids[1 : num + 1], values[1 : num + 1], strict=True))
             found[at] = PositionLogprobs(values[0], top)
         return found

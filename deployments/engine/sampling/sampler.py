@@ -20,19 +20,27 @@ So a sequence's tokens depend neither on its neighbours nor on whether it was re
 Source: the order is that of vLLM, https://docs.vllm.ai/en/v0.22.1/api/vllm/v1/sample/sampler/.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from deployments.compute.host_to_device import take_rows, to_device
 from deployments.contract.sampling_params import SamplingParams, uniform
+from deployments.engine.sampling.device_counts import DeviceCounts
 from deployments.engine.sampling.inverse_cdf import inverse_cdf
 from deployments.engine.sampling.logit_processors import adjust
 from deployments.engine.sampling.logprobs import PositionLogprobs, RawLogprobs
 from deployments.engine.sampling.row import SamplingRow
 from deployments.engine.sampling.stable_top_k import argmax
-from deployments.engine.sampling.truncation import find_candidates
+from deployments.engine.sampling.truncation import (
+    Candidates,
+    KeepNuclei,
+    find_candidates,
+    guess_nuclei,
+    read_nuclei,
+    whole_nuclei,
+)
 
 MIN_TEMPERATURE = 1e-5
 """Smaller temperatures are raised to this. float32 could not tell them from 0, and they are as good
@@ -48,13 +56,16 @@ class Sampled:
 
 
 @torch.inference_mode()
-def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled | None]:
+def sample(
+    logits: torch.Tensor, rows: Sequence[SamplingRow], counts: DeviceCounts | None = None
+) -> list[Sampled | None]:
     """Choose the next token of each row.
 
     Args:
         logits: [n, vocab], float32, on the model's device. They are not changed: a batch that fails
             is sampled again in parts.
         rows: How to sample each of the n rows.
+        counts: Keeps the counts of tokens on the logits' device; None sends them in each step.
 
     Returns:
         The choice for each row; None for a row from which nothing can be chosen, because a logit is
@@ -63,11 +74,13 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled | 
     raw = RawLogprobs(logits, [row.params.top_logprobs for row in rows])
     is_adjusted = any(row.is_adjusted for row in rows)
     if is_adjusted:
-        logits = adjust(logits, rows)
+        logits = adjust(logits, rows, counts)
     maxima, likeliest = argmax(logits)
-    choose = _choose_in_one_read if waits_for_reads(logits.device) else _choose
-    is_finite, token_ids = choose(logits, maxima, likeliest, rows, may_change=is_adjusted)
-    logprobs = raw.of_tokens(token_ids)
+    if waits_for_reads(logits.device):
+        is_finite, token_ids, logprobs = _choose_in_one_read(logits, maxima, likeliest, rows, raw)
+    else:
+        is_finite, token_ids = _choose(logits, maxima, likeliest, rows, may_change=is_adjusted)
+        logprobs = raw.of_tokens(token_ids)
     return [
         Sampled(token_ids[at], logprobs.get(at)) if finite else None
         for at, finite in enumerate(is_finite)
@@ -103,8 +116,8 @@ def _choose(
             logits, maxima = take_rows(logits, random), take_rows(maxima, random)
         elif not may_change:
             logits = logits.clone()  # drawing changes logits in place
-        for group, drawn in _draw(logits, maxima, [rows[at] for at in random]):
-            for place, token_id in zip(group, drawn.tolist(), strict=True):
+        for group, drawn in _draw(logits, maxima, [rows[at] for at in random], read_nuclei):
+            for place, token_id in zip(group.rows, drawn.tolist(), strict=True):
                 token_ids[random[place]] = token_id
     return is_finite, token_ids
 
@@ -114,22 +127,75 @@ def _choose_in_one_read(
     maxima: torch.Tensor,
     likeliest: torch.Tensor,
     rows: Sequence[SamplingRow],
-    *,
-    may_change: bool,
-) -> tuple[list[int], list[int]]:
-    """As `_choose`, with one read: rows that are not finite are drawn from zeros, for nothing."""
+    raw: RawLogprobs,
+) -> tuple[list[bool], list[int], Mapping[int, PositionLogprobs]]:
+    """As `_choose`, with one read, which also takes the log-probabilities by row.
+
+    Rows that are not finite are drawn from zeros, for nothing. If nuclei are wider than their short
+    lists, these rows are drawn again and everything is read once more.
+    """
     is_finite = maxima.isfinite()
+    is_complete = torch.ones_like(is_finite)
+    chosen = _Chosen(logits, maxima, is_finite, rows, likeliest, is_complete)
     random = [at for at, row in enumerate(rows) if row.params.temperature > 0]
     if random:
-        drawn_from = take_rows(logits, random)
-        is_lost = ~take_rows(is_finite, random)
+        chosen.draw(random, guess_nuclei)
+    finite, token_ids, complete, logprobs = _read(chosen, raw)
+    wide = [at for at in random if finite[at] and not complete[at]]
+    if wide:
+        chosen.draw(wide, whole_nuclei)
+        finite, token_ids, _, logprobs = _read(chosen, raw)
+    return finite, token_ids, logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The choice for n rows, on the logits' device.
+
+    Attributes:
+        logits: [n, vocab], float32; not changed.
+        maxima: [n], the largest of each row.
+        is_finite: [n], bool.
+        rows: How to sample each.
+        token_ids: [n], int64.
+        is_complete: [n], bool: whether a token was drawn from all that may be.
+    """
+
+    logits: torch.Tensor
+    maxima: torch.Tensor
+    is_finite: torch.Tensor
+    rows: Sequence[SamplingRow]
+    token_ids: torch.Tensor
+    is_complete: torch.Tensor
+
+    def draw(self, at: list[int], keep_nuclei: KeepNuclei) -> None:
+        """Draw the tokens of some of the rows, all at temperatures above 0."""
+        device = self.logits.device
+        drawn_from = take_rows(self.logits, at)
+        is_lost = ~take_rows(self.is_finite, at)
         drawn_from.masked_fill_(is_lost[:, None], 0.0)
-        largest = take_rows(maxima, random).masked_fill_(is_lost, 0.0)
-        for group, drawn in _draw(drawn_from, largest, [rows[at] for at in random]):
-            places = to_device([random[place] for place in group], logits.device, torch.int64)
-            likeliest.index_copy_(0, places, drawn)
-    finite, token_ids = torch.stack((is_finite.long(), likeliest)).tolist()
-    return finite, token_ids
+        largest = take_rows(self.maxima, at).masked_fill_(is_lost, 0.0)
+        for group, drawn in _draw(drawn_from, largest, [self.rows[i] for i in at], keep_nuclei):
+            places = to_device([at[place] for place in group.rows], device, torch.int64)
+            self.token_ids.index_copy_(0, places, drawn)
+            if group.is_complete is not None:
+                self.is_complete.index_copy_(0, places, group.is_complete)
+
+
+def _read(
+    chosen: _Chosen, raw: RawLogprobs
+) -> tuple[list[bool], list[int], list[bool], Mapping[int, PositionLogprobs]]:
+    """Read on the host, at once: which rows are finite, tokens, which are complete, logprobs.
+
+    float64 holds each of these numbers exactly.
+    """
+    parts = (chosen.is_finite, chosen.token_ids, chosen.is_complete)
+    logprobs = raw.on_device(chosen.token_ids).flatten()
+    numbers = torch.cat([*(part.double() for part in parts), logprobs]).tolist()
+    n = len(chosen.rows)
+    finite, token_ids, complete = (numbers[i * n : (i + 1) * n] for i in range(3))
+    found = raw.read(numbers[3 * n :])
+    return list(map(bool, finite)), list(map(int, token_ids)), list(map(bool, complete)), found
 
 
 def scale(
@@ -148,17 +214,21 @@ def scale(
 
 
 def _draw(
-    logits: torch.Tensor, maxima: torch.Tensor, rows: Sequence[SamplingRow]
-) -> Iterator[tuple[list[int], torch.Tensor]]:
-    """Yield tokens for each of the n rows: indices of some, and their tokens, int64.
+    logits: torch.Tensor,
+    maxima: torch.Tensor,
+    rows: Sequence[SamplingRow],
+    keep_nuclei: KeepNuclei,
+) -> Iterator[tuple[Candidates, torch.Tensor]]:
+    """Yield tokens for each of the n rows: the candidates of some, and their tokens, int64.
 
     Args:
         logits: [n, vocab], float32; they are changed in place.
         maxima: [n], the largest of each row, all finite.
         rows: How to sample each of the n rows.
+        keep_nuclei: See `find_candidates`.
     """
     params = [row.params for row in rows]
-    for group in find_candidates(scale(logits, maxima, params), params):
+    for group in find_candidates(scale(logits, maxima, params), params, keep_nuclei):
         chosen = [rows[at] for at in group.rows]
         numbers = to_device(
             [uniform(row.params.seed, row.position) for row in chosen],
@@ -168,4 +238,4 @@ def _draw(
         drawn = inverse_cdf(group.weights, numbers)
         if group.token_ids is not None:
             drawn = group.token_ids.gather(-1, drawn[:, None])[:, 0]
-        yield group.rows, drawn
+        yield group, drawn

@@ -5,8 +5,9 @@ reduced to a list of them; the other rows keep the whole vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
+from typing import Protocol
 
 import torch
 
@@ -34,14 +35,26 @@ class Candidates:
         weights: [m, c], float32: each token's probability relative to the row's likeliest token; 0
             if it may not be drawn.
         token_ids: [m, c], int64, in ascending order; None if c is the whole vocabulary.
+        is_complete: [m], bool: whether a row has all tokens that may be drawn; None if all have.
     """
 
     rows: list[int]
     weights: torch.Tensor
     token_ids: torch.Tensor | None
+    is_complete: torch.Tensor | None = None
 
 
-def find_candidates(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> list[Candidates]:
+class KeepNuclei(Protocol):
+    """Finds the nuclei of rows that have a top_p without a top_k."""
+
+    def __call__(self, group: "_Group") -> list[Candidates]:
+        """Return the rows' candidates, in groups."""
+        ...
+
+
+def find_candidates(
+    scaled: torch.Tensor, params: Sequence[SamplingParams], keep_nuclei: KeepNuclei
+) -> list[Candidates]:
     """Return the tokens that may be drawn; each row is in exactly one of the groups.
 
     The order of min_p and top_k does not matter: min_p is relative to the likeliest token, which is
@@ -52,6 +65,7 @@ def find_candidates(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> l
         scaled: [n, vocab], float32, on the model's device: each row's (logits - maximum) /
             temperature. They are changed in place.
         params: How to sample each of the n rows, all at temperatures above 0.
+        keep_nuclei: One of `read_nuclei`, `guess_nuclei` and `whole_nuclei`.
     """
     short = [at for at, p in enumerate(params) if 0 < p.top_k <= SHORT_LIST]
     long = [at for at, p in enumerate(params) if p.top_k > SHORT_LIST]
@@ -60,7 +74,7 @@ def find_candidates(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> l
     lists = [short, *_split(long)] if short else _split(long)
     found = [_keep_top_k(_Group(scaled, rows, params)) for rows in lists]
     if nucleus:
-        found += _keep_nuclei(_Group(scaled, nucleus, params))
+        found += keep_nuclei(_Group(scaled, nucleus, params))
     if wide:
         group = _Group(scaled, wide, params)
         # In place: the scaled logits, copied or not, are not used again.
@@ -104,20 +118,54 @@ def _keep_top_k(group: _Group) -> Candidates:
     return _cut(group, weights, token_ids, weights.sum(dim=-1, dtype=torch.float64))
 
 
-def _keep_nuclei(group: _Group) -> list[Candidates]:
-    weights = _keep_min_p(group.scaled.exp(), group.params)
-    totals = sums_of_rows(weights)
-    weights, token_ids = _weigh_largest(group, min(SHORT_LIST, group.vocab_size))
-    is_inside = (weights.sum(dim=-1, dtype=torch.float64) >= totals * group.top_p).tolist()
+def read_nuclei(group: _Group) -> list[Candidates]:
+    """Return the nuclei; reads on the host which of them are wider than a short list."""
+    weights, token_ids, totals, is_inside = _short_lists(group)
+    inside = is_inside.tolist()
+    narrow = [i for i in range(len(inside)) if inside[i]]
     found = []
-    narrow = [i for i, inside in enumerate(is_inside) if inside]
     if narrow:
         some = (take_rows(tensor, narrow) for tensor in (weights, token_ids, totals))
         found.append(_cut(group.part(narrow), *some))
-    for wide in _split([i for i, inside in enumerate(is_inside) if not inside]):
-        part = group.part(wide)
-        found.append(_cut(part, *_weigh_largest(part, group.vocab_size), take_rows(totals, wide)))
-    return found
+    wide = [i for i in range(len(inside)) if not inside[i]]
+    return found + _sorted_nuclei(group, wide, totals)
+
+
+def guess_nuclei(group: _Group) -> list[Candidates]:
+    """Return the nuclei without a read: of many rows, short lists that may be incomplete."""
+    if len(group.rows) <= SORTED_AT_ONCE:
+        return whole_nuclei(group)
+    weights, token_ids, totals, is_inside = _short_lists(group)
+    return [replace(_cut(group, weights, token_ids, totals), is_complete=is_inside)]
+
+
+def whole_nuclei(group: _Group) -> list[Candidates]:
+    """Return the nuclei, sorting the whole vocabulary, without a read on the host."""
+    return _sorted_nuclei(group, list(range(len(group.rows))), _totals(group))
+
+
+def _totals(group: _Group) -> torch.Tensor:
+    """Return the sum of each row's weights after min_p, [m], float64."""
+    return sums_of_rows(_keep_min_p(group.scaled.exp(), group.params))
+
+
+def _short_lists(
+    group: _Group,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return weights and ids of the likeliest tokens, totals, and whether nuclei are among them."""
+    totals = _totals(group)
+    weights, token_ids = _weigh_largest(group, min(SHORT_LIST, group.vocab_size))
+    is_inside = weights.sum(dim=-1, dtype=torch.float64) >= totals * group.top_p
+    return weights, token_ids, totals, is_inside
+
+
+def _sorted_nuclei(group: _Group, rows: list[int], totals: torch.Tensor) -> list[Candidates]:
+    """Return the nuclei of some of a group's rows; `totals` has those of all, [m]."""
+    return [
+        _cut(part, *_weigh_largest(part, group.vocab_size), take_rows(totals, some))
+        for some in _split(rows)
+        for part in (group.part(some),)
+    ]
 
 
 def _keep_min_p(weights: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:

@@ -15,15 +15,18 @@ class TokenCounts:
         token_ids: Each token once, int64.
         output_counts: How often the output holds the token at the same index of `token_ids`,
             int64; 0 for a token that is only in the prompt.
+        added: The index in `token_ids` of each token of the output, in order, int64. Who has seen
+            the first n of them knows that only the rest have changed.
     """
 
-    __slots__ = ("_places", "output_counts", "token_ids")
+    __slots__ = ("__weakref__", "_places", "added", "output_counts", "token_ids")
 
     def __init__(self, prompt_token_ids: Iterable[int], output_token_ids: Iterable[int]) -> None:
         """Count the tokens so far; pass an empty prompt if no penalty looks at it."""
         self._places = {token_id: at for at, token_id in enumerate(dict.fromkeys(prompt_token_ids))}
         self.token_ids = array("q", self._places)
         self.output_counts = array("q", bytes(8 * len(self._places)))
+        self.added = array("q")
         for token_id in output_token_ids:
             self.add(token_id)
 
@@ -38,3 +41,4 @@ class TokenCounts:
             self.token_ids.append(token_id)
             self.output_counts.append(0)
         self.output_counts[at] += 1
+        self.added.append(at)

@@ -7,12 +7,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from deployments.contract.sampling_params import SamplingParams
-from deployments.engine.sampling import sampler
+from deployments.engine.sampling import sampler, truncation
+from deployments.engine.sampling.device_counts import DeviceCounts
 from deployments.engine.sampling.logit_processors import adjust
 from deployments.engine.sampling.row import SamplingRow
 from deployments.engine.sampling.sampler import sample, scale
 from deployments.engine.sampling.stable_top_k import argmax
-from deployments.engine.sampling.truncation import find_candidates
+from deployments.engine.sampling.truncation import find_candidates, read_nuclei
 from deployments.engine.scheduling.token_counts import TokenCounts
 from tests.engine import reference_sampler as reference
 
@@ -117,7 +118,8 @@ def kept_by(
     if not rows:
         return
     params = [row.params for row in rows]
-    for group in find_candidates(scale(logits.clone(), maxima, params), params):
+    scaled = scale(logits.clone(), maxima, params)
+    for group in find_candidates(scaled, params, read_nuclei):
         weights = group.weights.double()
         if group.token_ids is not None:
             weights = torch.zeros_like(logits[group.rows]).double()
@@ -291,14 +293,21 @@ def test_parameters_at_their_bounds_still_choose_a_token(scale: float) -> None:
 
 @given(st.lists(st.sampled_from([*VARIANTS, SamplingParams(temperature=0)]), min_size=1), st.data())
 def test_one_read_chooses_as_several_do(params: list[SamplingParams], data: st.DataObject) -> None:
-    rows = [row_of(replace(each, seed=3), position=i) for i, each in enumerate(params)]
+    rows = [
+        row_of(replace(each, seed=3, top_logprobs=(None, 3)[i % 2]), position=i)
+        for i, each in enumerate(params)
+    ]
     batch = logits(VOCAB_SIZE * len(rows)).view(len(rows), VOCAB_SIZE)
     for at in data.draw(st.sets(st.integers(0, len(rows) - 1))):
         batch[at, data.draw(st.integers(0, VOCAB_SIZE - 1))] = data.draw(
             st.sampled_from([torch.nan, torch.inf])
         )
-    before, expected = batch.clone(), token_ids(batch, rows)
+    before, expected = batch.clone(), sample(batch, rows)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sampler, "waits_for_reads", lambda device: True)
-        assert token_ids(batch, rows) == expected
+        assert sample(batch, rows, DeviceCounts(batch.device)) == expected
+        # So that some nuclei are wider than a short list, and are guessed wrong.
+        patched.setattr(truncation, "SHORT_LIST", 2)
+        patched.setattr(truncation, "SORTED_AT_ONCE", 1)
+        assert sample(batch, rows, DeviceCounts(batch.device)) == expected
     torch.testing.assert_close(batch, before, rtol=0, atol=0, equal_nan=True)

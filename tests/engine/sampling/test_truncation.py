@@ -6,16 +6,24 @@ import torch
 from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.sampling import truncation
 from deployments.engine.sampling.sampler import scale
-from deployments.engine.sampling.truncation import find_candidates
+from deployments.engine.sampling.truncation import (
+    KeepNuclei,
+    find_candidates,
+    guess_nuclei,
+    read_nuclei,
+    whole_nuclei,
+)
 
 LOGITS = torch.randn(40, generator=torch.Generator().manual_seed(0))
 
 
-def kept(params: list[SamplingParams], logits: torch.Tensor) -> list[list[int]]:
+def kept(
+    params: list[SamplingParams], logits: torch.Tensor, keep_nuclei: KeepNuclei = read_nuclei
+) -> list[list[int]]:
     """Return the ids that each row keeps, all of the same logits."""
     batch = logits.repeat(len(params), 1)
     found: dict[int, list[int]] = {}
-    for group in find_candidates(scale(batch, batch.amax(-1), params), params):
+    for group in find_candidates(scale(batch, batch.amax(-1), params), params, keep_nuclei):
         ids = torch.arange(len(logits)).expand(len(group.rows), -1)
         ids = ids if group.token_ids is None else group.token_ids
         for row, weights, row_ids in zip(group.rows, group.weights, ids, strict=True):
@@ -31,6 +39,22 @@ def test_a_nucleus_wider_than_the_short_list_is_found_beside_narrow_ones(
     assert [len(ids) > 2 for ids in expected] == [True, False, True, True]
     monkeypatch.setattr(truncation, "SHORT_LIST", 2)
     assert kept(params, LOGITS) == expected
+    assert kept(params, LOGITS, whole_nuclei) == expected
+
+
+def test_a_guess_says_which_nuclei_are_wider_than_the_short_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = [SamplingParams(top_p=top_p) for top_p in (0.9, 0.01, 0.5, 0.99, 0.02)]
+    expected = kept(params, LOGITS)
+    assert kept(params, LOGITS, guess_nuclei) == expected
+    monkeypatch.setattr(truncation, "SHORT_LIST", 2)
+    batch = LOGITS.repeat(len(params), 1)
+    [found] = find_candidates(scale(batch, batch.amax(-1), params), params, guess_nuclei)
+    assert found.is_complete is not None
+    assert found.is_complete.tolist() == [False, True, False, False, True]
+    # Few rows are not worth a guess, and the read that a wrong one costs.
+    assert kept(params[:4], LOGITS, guess_nuclei) == expected[:4]
 
 
 def test_rows_with_long_and_short_lists_each_keep_their_own_top_k(
