@@ -15,14 +15,10 @@ from typing import Any, Final
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, core_model_loading
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from deployments.compute.device_errors import is_out_of_memory
+from deployments.compute.device_errors import OUT_OF_MEMORY_SIGNS, is_out_of_memory
 from deployments.contract.unsupported_model import (
     UnsupportedModelError,
     pointer_advice,
@@ -74,6 +70,8 @@ def wrap_load_errors(
     except Exception as error:
         if is_out_of_memory(error):
             raise
+        if any(sign in failures.advice for sign in OUT_OF_MEMORY_SIGNS):
+            raise MemoryError(failures.advice) from error
         advice = failures.advice or _advice(source, part, error, config)
         raise UnsupportedModelError(f"can't load {source!r}: {advice}") from error
     finally:
@@ -263,11 +261,12 @@ def load_weights(
     config: PreTrainedConfig,
     dtype: torch.dtype,
     revision: str | None,
+    device: torch.device,
     *,
     advice: str = "",
     optional: str = "",
 ) -> PreTrainedModel:
-    """Load a model with its weights, all of which must be in its files.
+    """Load a model with its weights, all of which must be in its files, onto a device.
 
     Args:
         auto: The class of transformers that finds the model's own, such as `AutoModel`.
@@ -275,6 +274,7 @@ def load_weights(
         config: The model's configuration.
         dtype: The type of the weights.
         revision: A commit of the hub repository.
+        device: Where the model will run.
         advice: How the message about missing weights ends.
         optional: Weights whose names begin so may be missing; empty if none may.
 
@@ -283,19 +283,45 @@ def load_weights(
         Exception: What transformers raises; see `wrap_load_errors`.
     """
     model: PreTrainedModel
-    model, info = auto.from_pretrained(
-        source,
-        config=config,
-        dtype=dtype,
-        revision=revision,
-        trust_remote_code=False,
-        use_safetensors=True,
-        output_loading_info=True,
-        # Otherwise the error about weights of other shapes points to a table in the log.
-        ignore_mismatched_sizes=True,
-    )
+    with _reading_onto(device):
+        model, info = auto.from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            revision=revision,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+            # Otherwise the error about weights of other shapes points to a table in the log.
+            ignore_mismatched_sizes=True,
+        )
     _require_all_weights(source, info, advice, optional)
+    torch.nn.Module.to(model, device)  # what no file holds, such as rotary frequencies
     return model
+
+
+@contextmanager
+def _reading_onto(device: torch.device) -> Iterator[None]:
+    """Have transformers put each weight on the device when it is read, and cast it there.
+
+    So the host holds no copy of the model: files are mapped into memory. `device_map` places the
+    weights, too, but needs accelerate, and torch casts on the host what it copies to a GPU in
+    another dtype.
+    """
+    if device.type == "cpu":
+        yield
+        return
+    materialize, target = core_model_loading._materialize_copy, device
+
+    def place(tensor: torch.Tensor, device: Any = None, dtype: Any = None) -> torch.Tensor:
+        placed = tensor[...].to(target)
+        return placed if dtype is None else placed.to(dtype)
+
+    core_model_loading._materialize_copy = place
+    try:
+        yield
+    finally:
+        core_model_loading._materialize_copy = materialize
 
 
 def _require_all_weights(source: str, info: Mapping[str, Any], advice: str, optional: str) -> None:

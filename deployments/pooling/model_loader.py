@@ -99,7 +99,7 @@ def load_pooler(
     load = _load_embedder if task == "embed" else _load_classifier
     tokenizer = load_text_tokenizer(source, config, revision=revision)
     with wrap_load_errors(source, "its weights", config):
-        model = load(source, config, choose_dtype(config, dtype, device), revision)
+        model = load(source, config, choose_dtype(config, dtype, device), revision, device)
     put_into_lower_case(source, tokenizer, model)
     with_types = reads_types(model)
     length = fit_length(max_model_len, model)
@@ -140,7 +140,11 @@ def _unpacked_layout(model: TextModel, texts: Sequence[TokenIds]) -> Layout:
 
 
 def _load_classifier(
-    source: str, config: PreTrainedConfig, dtype: torch.dtype, revision: str | None
+    source: str,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    revision: str | None,
+    device: torch.device,
 ) -> PreTrainedModel:
     label_names(config)  # refuses those that can't be read
     note_activation(source, revision, config)  # an embedding model says so here
@@ -150,16 +154,21 @@ def _load_classifier(
         config,
         dtype,
         revision,
+        device,
         advice="; was the model trained as a classifier?",
     )
 
 
 def _load_embedder(
-    source: str, config: PreTrainedConfig, dtype: torch.dtype, revision: str | None
+    source: str,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    revision: str | None,
+    device: torch.device,
 ) -> Embedder:
     files = read_sentence_files(source, revision=revision)
     # No vector is made from the backbone's own pooler, so its weights may be missing.
-    backbone = load_weights(AutoModel, source, config, dtype, revision, optional="pooler.")
+    backbone = load_weights(AutoModel, source, config, dtype, revision, device, optional="pooler.")
     if hasattr(backbone, "pooler"):
         setattr(backbone, "pooler", None)  # noqa: B010 - mypy takes it for a module
     return Embedder(backbone, files, load_layers(source, revision, files, dtype))

@@ -85,7 +85,7 @@ def test_a_decode_step_reads_from_the_device_as_rarely_as_possible(
 def reads_of_a_step(monkeypatch: pytest.MonkeyPatch, params: tuple[SamplingParams, ...]) -> int:
     """Return the reads of a decode step of such sequences, with the CPU in place of a GPU."""
     monkeypatch.setattr(sampler, "waits_for_reads", lambda device: True)
-    monkeypatch.setattr(engine_module.DeviceCounts, "open", DeviceCounts)
+    monkeypatch.setattr(DeviceCounts, "open", DeviceCounts)
     engine = make_engine(load(qwen2), max_num_seqs=5)
     for i, each in enumerate(params):
         engine.add(SequenceRequest(str(i), (50, 60, 70 + i), each))

@@ -86,8 +86,8 @@ def load_model(
         tokenizer, processor = _load_text_side(source, config, revision)
     auto = AutoModelForImageTextToText if has_images(config) else AutoModelForCausalLM
     with wrap_load_errors(source, "its weights", config):
-        model = load_weights(auto, source, config, choose_dtype(config, dtype, device), revision)
-        torch.nn.Module.to(model, device)
+        chosen = choose_dtype(config, dtype, device)
+        model = load_weights(auto, source, config, chosen, revision, device)
     prepare_model(model, quantization)
     return LoadedModel(model, tokenizer, processor, _eos_token_ids(model, tokenizer))
 

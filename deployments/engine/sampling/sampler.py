@@ -76,6 +76,8 @@ def sample(
     if is_adjusted:
         logits = adjust(logits, rows, counts)
     maxima, likeliest = argmax(logits)
+    is_finite: Sequence[int]
+    logprobs: Mapping[int, PositionLogprobs]
     if waits_for_reads(logits.device):
         is_finite, token_ids, logprobs = _choose_in_one_read(logits, maxima, likeliest, rows, raw)
     else:

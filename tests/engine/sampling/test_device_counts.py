@@ -124,8 +124,7 @@ def without_changes(held: DeviceCounts, monkeypatch: pytest.MonkeyPatch) -> None
         new = [
             (each, own) for each, own, fresh in zip(penalized, states, is_new, strict=True) if fresh
         ]
-        pairs = zip(*new, strict=True) if new else ((), ())
-        return right(*pairs, [True] * len(new))
+        return right([each for each, _ in new], [own for _, own in new], [True] * len(new))
 
     monkeypatch.setattr(held, "_changes", changes)
 
