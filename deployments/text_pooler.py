@@ -15,7 +15,7 @@ from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.device.device import MemoryDevice
 from deployments.plan.memory_budget import GIB
 from deployments.plan.replica_plan import ReplicaPlan
-from deployments.plan.replica_report import MemoryPlan
+from deployments.plan.replica_report import MeasuredMemory, MemoryPlan
 from deployments.pooler_replica import PoolerReplica
 from deployments.pooling.device_worker import DeviceWorker
 from deployments.pooling.embedder import Embedder
@@ -26,7 +26,13 @@ from deployments.pooling.pooling_model import Layout, PoolingModel
 from deployments.pooling.pooling_worker import PoolerFacts, PoolingWorker
 from deployments.pooling.request_queue import TokenIds
 from deployments.pooling.text_encoder import EncodedTexts, TextEncoder
-from deployments.replica.device_share import load_onto_share, log_sizes, plan_share, require_memory
+from deployments.replica.device_share import (
+    load_onto_share,
+    log_sizes,
+    measure_memory,
+    plan_share,
+    require_memory,
+)
 from deployments.replica.start_phases import EndPhase
 
 LARGE_MODEL_BYTES = 32 * 2**20
@@ -49,12 +55,14 @@ class PlacedPooler:
         loaded: The loaded model that it was made from.
         plan: The sizes of the replica, and how its share of the device is divided.
         num_threads: Number of compute threads.
+        measured: What the start has measured of the device's memory; None on a CPU.
     """
 
     pooler: PoolingModel
     loaded: LoadedPooler
     plan: ReplicaPlan
     num_threads: int
+    measured: MeasuredMemory | None = None
 
     @property
     def facts(self) -> PoolerFacts:
@@ -65,11 +73,12 @@ class PlacedPooler:
             tokenizer=loaded.tokenizer,
             max_model_len=loaded.max_model_len,
             reads_types=loaded.reads_types,
-            memory=MemoryPlan.of(plan),
+            memory=MemoryPlan.of(plan, self.measured),
             num_parameters=plan.shape.weights.total,
             dtype=plan.dtype,
             num_threads=self.num_threads,
             summary=self.summary,
+            attention=LAYOUTS[self.pooler.layout],
         )
 
     @property
@@ -147,7 +156,9 @@ def place_pooler(
         plan, device, load, end_phase, progress, LARGE_MODEL_BYTES
     )
     num_lanes = choose_num_lanes(loaded.model, device.torch_device, num_threads)
-    max_batch_s = max_work_s(
+    # A lane of a GPU waits for the batch before its own, too.
+    num_batches = 1 if device.torch_device.type == "cpu" else num_lanes
+    max_batch_s = num_batches * max_work_s(
         loaded.num_weight_bytes,
         max(sizes.max_batched_tokens, loaded.max_model_len),
         device.torch_device.type,
@@ -157,7 +168,8 @@ def place_pooler(
     with require_memory(plan):
         warm_up(pooler, loaded, source, sizes.max_batched_tokens)
     end_phase("warm-up")
-    return PlacedPooler(pooler, loaded, plan, num_threads)
+    measured = measure_memory(device, loaded.num_weight_bytes)
+    return PlacedPooler(pooler, loaded, plan, num_threads, measured)
 
 
 def warm_up(

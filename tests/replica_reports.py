@@ -9,6 +9,7 @@ from deployments.contract.telemetry.memory_report import (
     Watched,
 )
 from deployments.plan.replica_report import (
+    MeasuredMemory,
     MemoryPlan,
     ReplicaReport,
     ReplicaState,
@@ -42,13 +43,17 @@ def gpu_report(replica_id: str = "r", num_samples: int = 3) -> ReplicaReport:
         state=ReplicaState.HEALTHY,
         state_unix_s=NOW_S,
         ready_unix_s=NOW_S,
-        plan=MemoryPlan(36 * GIB, 14 * GIB, GIB, GIB, 20 * GIB, 4096, 2048, 8, 512),
+        plan=MemoryPlan(
+            *(36 * GIB, 14 * GIB, GIB, GIB, 20 * GIB, 4096, 2048, 8, 512),
+            MeasuredMemory(14 * GIB, GIB // 4, 35 * GIB, None),
+        ),
         memory=MemoryReport(use, 40 * GIB, history, (warning,)),
         work=WorkCounts(
             *(3, 1, 0.25, 2, 1, 100, 40),
             waits=Waits({WaitReason.MEMORY: 1}, 2.5, 120.0),
             tenants=(TenantShare("alice", 2.0, 1, 900.0), TenantShare("bob", 1.0, 0, 300.0)),
         ),
+        attention="attention reads extents by length (flash attention)",
     )
 
 

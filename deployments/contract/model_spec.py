@@ -187,7 +187,7 @@ class ModelConfig(StrictModel):
     """
     max_batched_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
     """The most tokens of one engine step (decode rows and prefill chunks), or of one micro-batch of
-    texts. auto is 2048, but 512 for steps on a CPU.
+    texts. auto is 2048, but 512 for steps on a CPU, and up to 16384 for texts that a GPU packs.
     """
     kv_cache_memory_bytes: Auto | Annotated[int, Field(ge=1)] = "auto"
     """The most memory that each replica takes for keys and values, which bounds how many sequences

@@ -106,7 +106,7 @@ class NvmlDevice:
         """Find the GPU; without NVML, all figures are None.
 
         Args:
-            uuid: CUDA's id of the GPU, without a prefix.
+            uuid: CUDA's id of the GPU, or of a slice of it (MIG), without a prefix.
             nvml: The module `pynvml`, or what behaves like it.
         """
         self._nvml = nvml
@@ -116,7 +116,10 @@ class NvmlDevice:
     def _find(self, uuid: str) -> Any:
         try:
             self._nvml.nvmlInit()
-            return self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            try:
+                return self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            except Exception:  # noqa: BLE001 - NVML's own classes; a slice has another name
+                return self._nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
         except Exception as error:  # noqa: BLE001 - the library is missing, or any of its errors
             logger.warning("NVML does not tell the GPU's memory: %s", error)
             return None

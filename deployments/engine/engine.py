@@ -151,6 +151,11 @@ class Engine:
         return self._runner.captured
 
     @property
+    def captured_bytes(self) -> int:
+        """The device's memory that capturing at the start took; 0 if nothing was captured then."""
+        return self._runner.captured_bytes
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._sequences)

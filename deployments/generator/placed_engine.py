@@ -17,8 +17,14 @@ from deployments.generator.fingerprint import versions_of
 from deployments.generator.text_engine import EngineFacts
 from deployments.plan.memory_budget import GIB
 from deployments.plan.replica_plan import ReplicaPlan
-from deployments.plan.replica_report import MemoryPlan
-from deployments.replica.device_share import load_onto_share, log_sizes, plan_share, require_memory
+from deployments.plan.replica_report import MeasuredMemory, MemoryPlan
+from deployments.replica.device_share import (
+    load_onto_share,
+    log_sizes,
+    measure_memory,
+    plan_share,
+    require_memory,
+)
 from deployments.replica.start_phases import EndPhase
 
 
@@ -31,12 +37,14 @@ class PlacedEngine:
         loaded: The model and its tokenizer.
         plan: The sizes of the replica, and how its share of the device is divided.
         num_threads: Number of compute threads.
+        measured: What the start has measured of the device's memory; None on a CPU.
     """
 
     engine: Engine
     loaded: LoadedModel
     plan: ReplicaPlan
     num_threads: int
+    measured: MeasuredMemory | None = None
 
     @property
     def facts(self) -> EngineFacts:
@@ -49,12 +57,13 @@ class PlacedEngine:
             vocab_size=loaded.text_config.vocab_size,
             limits=self.engine.limits,
             layout=self.engine.layout,
-            memory=MemoryPlan.of(plan),
+            memory=MemoryPlan.of(plan, self.measured),
             num_parameters=plan.shape.weights.total,
             dtype=plan.spec.entry.quantization or plan.dtype,
             num_threads=self.num_threads,
             summary=self.summary,
             versions=versions_of(plan.spec, loaded.model.device),
+            attention=self.engine.attention,
         )
 
     @property
@@ -118,4 +127,5 @@ def place_engine(
         engine = Engine(loaded, limits)
         engine.warm_up()
     end_phase("warm-up")
-    return PlacedEngine(engine, loaded, plan, num_threads)
+    measured = measure_memory(device, loaded.num_weight_bytes, engine.captured_bytes)
+    return PlacedEngine(engine, loaded, plan, num_threads, measured)

@@ -45,6 +45,7 @@ class EngineFacts:
         num_threads: Number of compute threads.
         summary: A short description for the log.
         versions: What texts depend on besides the model's files, by name.
+        attention: How attention reads the KV memory, in words; None if the engine does not say.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -59,6 +60,7 @@ class EngineFacts:
     num_threads: int
     summary: str
     versions: Mapping[str, str]
+    attention: str | None = None
 
 
 class TextEngine(Protocol):

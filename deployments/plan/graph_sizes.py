@@ -6,6 +6,7 @@ of a fixed length, too, rounded up to powers of two: reading a layer's keys twic
 than a step's launches.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 SMALL_BATCHES = (1, 2, 4)
@@ -14,6 +15,9 @@ EVEN_BATCHES = 16
 """Batches are rounded up to about a sixteenth of their rows, so that 512 rows have 35 sizes."""
 
 SHORTEST_READ = 256
+
+MAX_MIXED_TOKENS, MIXED_TOKEN_STEP = 512, 64
+"""The most tokens of a captured step with prompts, and what it is padded to a multiple of."""
 
 MAX_GRAPHS = 64
 """How many captured steps are kept: the most recently used. A server with many long sequences could
@@ -69,6 +73,12 @@ class DecodeBuckets:
         while length < self.max_length:
             num_lengths, length = num_lengths + 1, 2 * length
         return num_batches * num_lengths
+
+
+def mixed_sizes(max_batched_tokens: int) -> Sequence[int]:
+    """Return the tokens of each captured step with prompts, the largest first."""
+    padded = -(-max_batched_tokens // MIXED_TOKEN_STEP) * MIXED_TOKEN_STEP
+    return range(min(MAX_MIXED_TOKENS, padded), 0, -MIXED_TOKEN_STEP)
 
 
 def _round_rows(num_rows: int) -> int:

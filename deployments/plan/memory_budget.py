@@ -1,10 +1,13 @@
 """Calculates how much KV memory fits into a replica's share of a device.
 
-    budget = min(share x total, total - foreign) x (1 - headroom)
-             - weights - activations - graphs
+    left = min(share x total, total - foreign)
+    budget = left - max(headroom x left, outside) - weights - activations - graphs
 
 Keys and values get what is left, or less where there is a limit on them: on a CPU they share the
 memory with all other programs.
+
+`outside` is what a process on a GPU holds there besides: its CUDA context and the workspaces of
+libraries. In a small share it is more than the headroom.
 
 `foreign` is memory that this process's allocator has not taken: the CUDA context, and the memory of
 other processes. It matters only if they have taken more than their shares.
@@ -29,8 +32,13 @@ from math import ceil
 GIB = 2**30
 
 HEADROOM = 0.1
-"""The part of a share that stays unplanned: the CUDA context and the libraries' workspaces are
-outside the caching allocator, and blocks fragment."""
+"""The part of a share that stays unplanned: what is outside the caching allocator, and what blocks
+that fragment waste."""
+
+OUTSIDE_BYTES = 512 * 2**20
+"""What a process holds of a GPU outside the caching allocator: its CUDA context, the kernels that
+are loaded, and libraries' workspaces. An estimate from the field (300 to 500 MB); what a replica
+has measured is in its report."""
 
 TYPICAL_TOKENS = 2048
 """The length of sequences for which short memory is divided among groups."""
@@ -91,12 +99,18 @@ class MemoryDemand:
         groups: Its groups of layers, the one with the largest capacity first; none if the model
             keeps no keys and values, as a classifier.
         graph_bytes: Captured decode steps; 0 if none are captured.
+        outside_bytes: What the process holds of the device outside its allocator; 0 on a CPU.
     """
 
     weight_bytes: int
     activation_bytes: int
     groups: tuple[GroupDemand, ...]
     graph_bytes: int = 0
+    outside_bytes: int = 0
+
+    def headroom_bytes(self, left_bytes: int) -> int:
+        """Return what stays unplanned of the bytes that the replica may use."""
+        return max(left_bytes - int(left_bytes * (1 - HEADROOM)), self.outside_bytes)
 
     @property
     def fixed_bytes(self) -> int:
@@ -111,7 +125,8 @@ class MemoryDemand:
     @property
     def least_bytes(self) -> int:
         """The smallest share in bytes that holds the model and one sequence."""
-        return ceil((self.fixed_bytes + self.sequence_bytes) / (1 - HEADROOM))
+        planned = self.fixed_bytes + self.sequence_bytes
+        return max(ceil(planned / (1 - HEADROOM)), planned + self.outside_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +167,41 @@ def activation_bytes(
 
 
 GRAPH_LAYER_BYTES = 384 * 2**10
-"""The bytes of one captured decode step for one layer, from vLLM's measurement: 35 graphs of
-Llama-3.2-1B, with 16 layers, took 0.21 GiB, including their common pool. On an H100, graphs of
-Qwen2.5-7B's shape took 315 KiB a layer, and of Gemma 3 12B's text model 286 KiB.
+"""The bytes of one captured step for one layer, from vLLM's measurement: 35 graphs of Llama-3.2-1B,
+with 16 layers, took 0.21 GiB, including their common pool. On an H100, graphs of Qwen2.5-7B's shape
+took 315 KiB a layer (41 nodes each), and of Gemma 3 12B's text model 286 KiB (85 nodes), both with
+their pools: so the number of nodes does not decide, and one figure serves all families.
 
 Source: https://github.com/vllm-project/vllm/pull/11349
 """
+
+
+def image_bytes(
+    *, num_tokens: int, num_masks: int, num_heads: int, head_dim: int, itemsize: int
+) -> int:
+    """Estimate what the attention of a prompt with images takes besides, in bytes.
+
+    Such a prompt runs in transformers' own attention, in one step. Its masks hold an element for
+    each pair of tokens, and each call converts one to the queries' type. With a mask, keys and
+    values are repeated to the heads of the queries.
+
+    Args:
+        num_tokens: Tokens of the prompt.
+        num_masks: Different masks: one, or two if only some layers have a window.
+        num_heads: Heads of queries.
+        head_dim: Elements of a head.
+        itemsize: Bytes of one element.
+    """
+    masks = num_tokens**2 * (num_masks + itemsize)
+    return masks + 2 * num_tokens * num_heads * head_dim * itemsize
+
+
+def penalty_bytes(*, num_seqs: int, max_model_len: int, vocab_size: int) -> int:
+    """Return the most that a GPU holds of the tokens that penalties count, in bytes.
+
+    That is a token and its count for each different token of each sequence, in 32 bits each.
+    """
+    return num_seqs * min(max_model_len, vocab_size) * 8
 
 
 def graph_bytes(
@@ -199,8 +243,8 @@ def plan_kv_blocks(
         DeviceMemoryError: Not even one sequence of the model's full length fits.
         ModelTooLargeError: It fits into the share, but not into `max_kv_bytes`.
     """
-    left_bytes = min(total_bytes * share, max(0, total_bytes - foreign_bytes))
-    share_bytes = int(left_bytes * (1 - HEADROOM))
+    left_bytes = int(min(total_bytes * share, max(0, total_bytes - foreign_bytes)))
+    share_bytes = max(0, left_bytes - demand.headroom_bytes(left_bytes))
     budget_bytes = share_bytes - demand.fixed_bytes
     if budget_bytes < demand.sequence_bytes:
         held = f", of which others hold {foreign_bytes / GIB:.2f} GiB," if foreign_bytes else ""
@@ -246,7 +290,8 @@ def _remedy(total_bytes: int, share: float, demand: MemoryDemand) -> str:
         larger = f"raise num_gpus (or gpu_share) to {least_share:g}"
     else:
         larger = f"give it a device of {demand.least_bytes / GIB:.1f} GiB"
-    if demand.weight_bytes >= total_bytes * share * (1 - HEADROOM):
+    share_bytes = int(total_bytes * share)
+    if demand.weight_bytes >= share_bytes - demand.headroom_bytes(share_bytes):
         return larger
     smaller = "lower max_model_len or max_batched_tokens"
     graphs = ", or switch cuda_graphs off" if demand.graph_bytes else ""

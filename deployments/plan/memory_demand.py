@@ -3,13 +3,16 @@
 Nothing here imports torch: memory is planned before anything is loaded.
 """
 
-from deployments.plan.graph_sizes import DecodeBuckets
+from deployments.plan.graph_sizes import DecodeBuckets, mixed_sizes
 from deployments.plan.kv_layout import BLOCK_SIZE, layers_by_capacity
 from deployments.plan.memory_budget import (
+    OUTSIDE_BYTES,
     GroupDemand,
     MemoryDemand,
     activation_bytes,
     graph_bytes,
+    image_bytes,
+    penalty_bytes,
 )
 from deployments.plan.model_shape import ITEM_BYTES, ModelShape
 
@@ -24,6 +27,7 @@ def memory_demand(
     max_num_seqs: int,
     max_batched_tokens: int,
     max_graphs: int = 0,
+    on_gpu: bool = False,
 ) -> MemoryDemand:
     """Return the memory that a model needs for steps of a given size.
 
@@ -38,7 +42,9 @@ def memory_demand(
         max_model_len: The most tokens of a sequence.
         max_num_seqs: Sequences that run at the same time.
         max_batched_tokens: Tokens per step.
-        max_graphs: The most captured decode steps that are kept; 0 if none are captured.
+        max_graphs: The most captured decode steps that are kept if attention reads masks; 0 if
+            none are captured.
+        on_gpu: Whether it runs on a GPU.
     """
     if shape.has_images:
         max_batched_tokens = max(max_batched_tokens, max_model_len)
@@ -57,23 +63,40 @@ def memory_demand(
     layers = layers_by_capacity(shape.windows, max_model_len)
     captured_bytes = 0
     if max_graphs:
-        buckets = DecodeBuckets(max_num_seqs, max(layers))
+        is_by_length = shape.reads_by_length(dtype)
+        buckets = DecodeBuckets(max_num_seqs, max(layers), is_by_length)
         num_logits = max_num_seqs * shape.vocab_size
+        mixed = mixed_sizes(max_batched_tokens) if is_by_length else ()
+        num_graphs = buckets.num_sizes + len(mixed)
         captured_bytes = graph_bytes(
-            num_graphs=min(max_graphs, buckets.num_sizes),
+            num_graphs=num_graphs if is_by_length else min(max_graphs, num_graphs),
             num_layers=shape.num_layers,
             # A captured step's logits stay in the model's dtype until the step ends.
-            decode_bytes=step_bytes(max_num_seqs, 0) + num_logits * item_bytes,
+            decode_bytes=step_bytes(max(max_num_seqs, *mixed, 0), 0) + num_logits * item_bytes,
             num_logits=num_logits,
             itemsize=item_bytes,
+        )
+    step = step_bytes(max_batched_tokens, max_num_seqs)
+    if shape.has_images:
+        step += image_bytes(
+            num_tokens=max_model_len,
+            num_masks=len(set(shape.windows)),
+            num_heads=shape.num_heads,
+            head_dim=shape.head_dim,
+            itemsize=item_bytes,
+        )
+    if on_gpu:
+        step += penalty_bytes(
+            num_seqs=max_num_seqs, max_model_len=max_model_len, vocab_size=shape.vocab_size
         )
     layer_token_bytes = 2 * shape.num_kv_heads * shape.head_dim * item_bytes
     return MemoryDemand(
         weight_bytes=weight_bytes,
-        activation_bytes=step_bytes(max_batched_tokens, max_num_seqs),
+        activation_bytes=step,
         groups=tuple(
             GroupDemand(capacity, num_layers * layer_token_bytes, BLOCK_SIZE)
             for capacity, num_layers in layers.items()
         ),
         graph_bytes=captured_bytes,
+        outside_bytes=OUTSIDE_BYTES if on_gpu else 0,
     )

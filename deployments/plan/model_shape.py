@@ -56,6 +56,15 @@ NUM_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names for the number of experts in a layer."""
 
 
+FLASH_DTYPES: Final = ("bfloat16", "float16")
+MAX_FLASH_HEAD_DIM, FLASH_HEAD_DIM_STEP = 256, 8
+"""Types and head sizes that flash attention takes.
+Source: torch, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_fwd."""
+
+WITH_SINKS: Final = frozenset({"gpt_oss"})
+"""Types of models with attention sinks, which torch's flash attention does not take."""
+
+
 @dataclass(frozen=True, slots=True)
 class WeightCounts:
     """Numbers of weights.
@@ -120,11 +129,13 @@ class ModelShape:
         num_layers: Layers of the language model.
         windows: For each layer with attention, the most tokens that a query sees, itself included;
             None if it sees all.
+        num_heads: Heads of queries.
         num_kv_heads: Heads of keys and values; fewer than query heads with grouped queries.
         head_dim: Elements of one head.
         max_positions: The most tokens of a text; None if the configuration sets no limit. With
             longrope, those of its original range: beyond it, sequences would change one another.
         has_images: Whether the model takes images as well as text.
+        has_softcap: Whether its attention bounds the scores.
         weights: How many weights there are.
     """
 
@@ -135,10 +146,12 @@ class ModelShape:
     intermediate_size: int
     num_layers: int
     windows: tuple[int | None, ...]
+    num_heads: int
     num_kv_heads: int
     head_dim: int
     max_positions: int | None
     has_images: bool
+    has_softcap: bool
     weights: WeightCounts
 
     @classmethod
@@ -176,12 +189,26 @@ class ModelShape:
             * (getattr(text, "num_experts_per_tok", None) or 1),
             num_layers=num_layers,
             windows=windows_of(text),
+            num_heads=getattr(text, "num_attention_heads", None) or 1,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             max_positions=_max_positions(text),
             has_images=getattr(config, "vision_config", None) is not None,
+            has_softcap=bool(getattr(text, "attn_logit_softcapping", None)),
             weights=_count(config, text, is_pooler=is_pooler),
         )
+
+    def reads_by_length(self, dtype: str) -> bool:
+        """Return whether a GPU's flash attention takes its heads, by what is known of it.
+
+        The engine compares on the device, too, before it uses it.
+
+        Args:
+            dtype: Name of the type of keys and values.
+        """
+        fits = self.head_dim <= MAX_FLASH_HEAD_DIM and self.head_dim % FLASH_HEAD_DIM_STEP == 0
+        is_plain = not self.has_softcap and self.model_type not in WITH_SINKS
+        return fits and is_plain and dtype in FLASH_DTYPES
 
     def with_counted(self, num_weights: int) -> Self:
         """Return the sizes with the number of weights that is in the files."""

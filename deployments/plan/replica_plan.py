@@ -20,7 +20,6 @@ from deployments.contract.model_spec import MAX_AUTO_SEQS, ModelSpec, number
 from deployments.plan.graph_sizes import MAX_GRAPHS
 from deployments.plan.memory_budget import (
     GIB,
-    HEADROOM,
     TYPICAL_TOKENS,
     DeviceMemoryError,
     KVPlan,
@@ -45,8 +44,11 @@ TOKENS_PER_AUTO_SEQ: Final = 1024
 GPU_STEP_TOKENS: Final = 2048
 CPU_STEP_TOKENS: Final = 512
 POOLER_STEP_TOKENS: Final = 2048
+POOLER_GPU_STEPS: Final = (16_384, 8192, 4096)
 """What `max_batched_tokens: auto` means: it fills a step of a GPU, and on a CPU it does not
-make those that decode wait for too long."""
+make those that decode wait for too long. Of a pooler on a GPU that packs texts it is the first of
+`POOLER_GPU_STEPS` that leaves most of the memory free: RoBERTa-large's shape classified 815, 2,389
+and 2,552 texts of 256 tokens a second in batches of 2,048, 8,192 and 16,384 tokens on an H100."""
 
 NO_LIMIT_LEN: Final = 4096
 """What `max_model_len: auto` means for a model whose configuration names no limit."""
@@ -166,7 +168,7 @@ class ReplicaPlan:
     @property
     def headroom_bytes(self) -> int:
         """What stays unplanned: the CUDA context, libraries' workspaces and fragments."""
-        return int(self.share_bytes * HEADROOM)
+        return self.demand.headroom_bytes(self.share_bytes)
 
     @property
     def left_bytes(self) -> int:
@@ -401,6 +403,7 @@ class _Planner:
             max_num_seqs=sizes.max_num_seqs,
             max_batched_tokens=step_tokens,
             max_graphs=MAX_GRAPHS if on_gpu and entry.cuda_graphs and not self._is_pooler else 0,
+            on_gpu=on_gpu,
         )
         return replace(found, groups=()) if self._is_pooler else found
 
@@ -452,7 +455,10 @@ class _Planner:
     @property
     def _step_tokens(self) -> int:
         if self._is_pooler:
-            return POOLER_STEP_TOKENS
+            is_packed = not self._device.on_cpu and self._shape.reads_by_length(self._dtype)
+            steps = POOLER_GPU_STEPS if is_packed else ()
+            fitting = (n for n in steps if self._is_comfortable(Sizes(1, 1, n)))
+            return next(fitting, POOLER_STEP_TOKENS)
         return CPU_STEP_TOKENS if self._device.on_cpu else GPU_STEP_TOKENS
 
     def _choose_length(self, num_seqs: int, num_tokens: int) -> tuple[int, str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from deployments.contract.claims import TenantShare
 from deployments.contract.telemetry.memory_report import MemoryReport
+from deployments.plan.memory_budget import GIB
 
 if TYPE_CHECKING:
     from deployments.plan.replica_plan import ReplicaPlan
@@ -43,6 +44,24 @@ class ReplicaState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredMemory:
+    """What a replica on a GPU has measured of its memory at its start, in bytes.
+
+    Attributes:
+        weight_bytes: The weights.
+        captured_bytes: Captured steps, with their common pool.
+        peak_bytes: The most in tensors so far: weights, KV memory and the largest step until then.
+        process_bytes: All of the process on the GPU, with its CUDA context; None if the driver does
+            not tell.
+    """
+
+    weight_bytes: int
+    captured_bytes: int
+    peak_bytes: int
+    process_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """How a replica's memory was divided at its start, in bytes.
 
@@ -56,6 +75,7 @@ class MemoryPlan:
         max_model_len: The most tokens of a sequence, or of a text.
         max_num_seqs: The most sequences that run at once.
         max_batched_tokens: The most tokens of a step, or of a micro-batch.
+        measured: What the start has measured of it; None on a CPU.
     """
 
     usable_bytes: int
@@ -67,10 +87,11 @@ class MemoryPlan:
     max_model_len: int
     max_num_seqs: int
     max_batched_tokens: int
+    measured: MeasuredMemory | None = None
 
     @classmethod
-    def of(cls, plan: "ReplicaPlan") -> Self:
-        """Return what operators see of a plan."""
+    def of(cls, plan: "ReplicaPlan", measured: MeasuredMemory | None = None) -> Self:
+        """Return what operators see of a plan, beside what was measured."""
         return cls(
             usable_bytes=plan.kv.share_bytes,
             weight_bytes=plan.demand.weight_bytes,
@@ -81,7 +102,25 @@ class MemoryPlan:
             max_model_len=plan.sizes.max_model_len,
             max_num_seqs=plan.sizes.max_num_seqs,
             max_batched_tokens=plan.sizes.max_batched_tokens,
+            measured=measured,
         )
+
+    @property
+    def comparison(self) -> str | None:
+        """The log's comparison of the plan with what was measured; None on a CPU."""
+        if self.measured is None:
+            return None
+        measured, pairs = self.measured, list[str]()
+        in_tensors = self.weight_bytes + self.step_bytes + self.kv_bytes
+        for what, planned, found in (
+            ("weights", self.weight_bytes, measured.weight_bytes),
+            ("captured steps", self.captured_bytes, measured.captured_bytes),
+            ("all tensors", in_tensors, measured.peak_bytes),
+        ):
+            pairs.append(f"{what} {planned / GIB:.2f} / {found / GIB:.2f} GiB")
+        held = measured.process_bytes
+        whole = "" if held is None else f"; the process holds {held / GIB:.2f} GiB"
+        return f"memory, planned / measured so far: {', '.join(pairs)}{whole}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +186,7 @@ class ReplicaReport:
         memory: Its memory now and lately.
         work: What it does and has done.
         refused_user_config: Why the last `user_config` was refused; None if it applies.
+        attention: How attention reads keys and values, in words; None if the engine does not say.
     """
 
     replica_id: str
@@ -161,3 +201,4 @@ class ReplicaReport:
     memory: MemoryReport
     work: WorkCounts
     refused_user_config: str | None = None
+    attention: str | None = None

@@ -30,6 +30,7 @@ class PoolerFacts:
         dtype: Name of the type of the weights, or how they are quantized.
         num_threads: Number of compute threads.
         summary: A short description for the log.
+        attention: How attention reads texts, in words; None if the engine does not say.
     """
 
     model: TextModel
@@ -41,6 +42,7 @@ class PoolerFacts:
     dtype: str
     num_threads: int
     summary: str
+    attention: str | None = None
 
     @property
     def vocab_size(self) -> int:

@@ -23,6 +23,7 @@ from deployments.device.device import (
     num_compute_threads,
     num_cores,
 )
+from deployments.device.memory_readers import memory_reader
 from deployments.plan import cgroup
 from deployments.plan.checkpoint import weights_of
 from deployments.plan.memory_budget import GIB, DeviceMemoryError, ModelTooLargeError
@@ -34,6 +35,7 @@ from deployments.plan.replica_plan import (
     counted_shape,
     plan_replica,
 )
+from deployments.plan.replica_report import MeasuredMemory
 from deployments.replica.start_phases import EndPhase
 
 logger = logging.getLogger("ray.serve.raystream.replica")
@@ -149,6 +151,22 @@ def load_onto_share(
     progress.begin(StartPhase.WARMING_UP)
     num_threads = set_compute_threads(plan.spec, loaded.num_weight_bytes, large_bytes)
     return loaded, plan.with_weights(loaded.num_weight_bytes, device.foreign_bytes), num_threads
+
+
+def measure_memory(
+    device: MemoryDevice, weight_bytes: int, captured_bytes: int = 0
+) -> MeasuredMemory | None:
+    """Return what the process holds of a GPU once its model has run; None on a CPU.
+
+    Args:
+        device: The device.
+        weight_bytes: The weights that were loaded.
+        captured_bytes: What captured steps have taken.
+    """
+    if device.torch_device.type != "cuda":
+        return None
+    use = memory_reader(device)()
+    return MeasuredMemory(weight_bytes, captured_bytes, use.peak_bytes or 0, use.process_bytes)
 
 
 def claim_share(spec: ModelSpec, device: MemoryDevice) -> None:

@@ -104,6 +104,11 @@ class ModelFacts(Protocol):
         """A short description of the model for the log."""
         ...
 
+    @property
+    def attention(self) -> str | None:
+        """How attention reads keys and values, in words; None if the engine does not say."""
+        ...
+
 
 class ModelReplica:
     """One model on its share of a device, a thread that tokenizes, and channels to ingresses.
@@ -181,6 +186,8 @@ class ModelReplica:
             self._facts.num_threads,
             self._facts.summary,
         )
+        if comparison := self._facts.memory.comparison:
+            logger.info("%s: %s", spec.id, comparison)
         self._ready_unix_s = time.time()
         self._store.gauge(STARTED.name, spec.id).set(self._ready_unix_s)
         self._health = _Health(ReplicaState.HEALTHY, self._ready_unix_s)
@@ -225,6 +232,7 @@ class ModelReplica:
             memory=self._monitor.report,
             work=self._work,
             refused_user_config=self._refused_user_config,
+            attention=self._facts.attention,
         )
 
     def record_replica_metadata(self) -> dict[str, str | None]:

@@ -27,17 +27,19 @@ class NvmlError(Exception):
 
 @dataclass
 class FakeNvml:
-    """A driver that knows one GPU; `broken` names functions that fail."""
+    """A driver that knows one GPU, or a slice of one; `broken` names functions that fail."""
 
     broken: set[str] = field(default_factory=set)
     processes: Mapping[int, int | None] = field(default_factory=dict)
+    name: str = f"GPU-{UUID}"
 
     def nvmlInit(self) -> None:  # noqa: N802 - NVML's name, here and below
         self._may_fail("nvmlInit")
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> object:  # noqa: N802
         self._may_fail("nvmlDeviceGetHandleByUUID")
-        assert uuid == f"GPU-{UUID}"
+        if uuid != self.name:
+            raise NvmlError(f"no device is named {uuid}")
         return "handle"
 
     def nvmlDeviceGetMemoryInfo(self, handle: object) -> object:  # noqa: N802
@@ -69,6 +71,13 @@ def test_a_gpu_s_figures_come_from_its_driver_and_from_torch() -> None:
     assert (use.process_bytes, use.peak_bytes) == (6 * GIB, 5 * GIB)
     assert (use.allocated_bytes, use.reserved_bytes) == (3 * GIB, 4 * GIB)
     assert use.fragmented_bytes == GIB
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_a_slice_of_a_gpu_is_found_by_its_own_name() -> None:
+    nvml = FakeNvml(processes={os.getpid(): 6 * GIB}, name=f"MIG-{UUID}")
+    use = CudaMemory(0, nvml)()
+    assert (use.device_total_bytes, use.process_bytes) == (80 * GIB, 6 * GIB)
 
 
 @pytest.mark.usefixtures("_gpu")

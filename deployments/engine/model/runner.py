@@ -134,6 +134,12 @@ class ModelRunner:
         report = None if self._graphs is None else self._graphs.report
         return None if report is None else str(report)
 
+    @property
+    def captured_bytes(self) -> int:
+        """The device's memory that capturing at the start took; 0 if nothing was captured then."""
+        report = None if self._graphs is None else self._graphs.report
+        return 0 if report is None else report.num_bytes
+
     def drop_captured(self) -> None:
         """Drop the captured decode steps to free their memory."""
         if self._replay is not None:

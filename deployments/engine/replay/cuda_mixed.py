@@ -2,13 +2,13 @@
 
 Launching the kernels of a step from Python takes as long as computing some 500 tokens, and each
 launch may wait for Python's lock. So a step of few tokens, decode rows and chunks together, is
-padded to a multiple of `TOKEN_STEP` tokens, and each size is a graph. Decode rows are sequences
-with one query: all attend in one call. A sequence without queries is padding, and so are rows of no
+padded to one of a few sizes (`mixed_sizes`), and each is a graph. Decode rows are sequences with
+one query: all attend in one call. A sequence without queries is padding, and so are rows of no
 sequence, which store into the spare token.
 
-A step takes a graph only if it fits: not more than `MAX_TOKENS` tokens, `MAX_SEQS` sequences and as
-many rows that are due, no chunk that outgrows its window, and no decode row that reads more than
-`MAX_DECODE_READ` tokens.
+A step takes a graph only if it fits: not more than `MAX_MIXED_TOKENS` tokens, `MAX_SEQS` sequences
+and as many rows that are due, no chunk that outgrows its window, and no decode row that reads more
+than `MAX_DECODE_READ` tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,12 +23,11 @@ from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import PackedStep
 from deployments.engine.attention.step_reads import StepReads, places_of
 from deployments.engine.attention.varlen_reads import ExtentReads
-
-MAX_TOKENS, TOKEN_STEP = 512, 64
+from deployments.plan.graph_sizes import mixed_sizes
 
 MAX_SEQS = 64
 """The most sequences of a captured step. Flash attention starts a block for each, and for a step of
-`MAX_TOKENS` tokens that are few; more decode rows amortise the launches of a plain step."""
+`MAX_MIXED_TOKENS` tokens that are few; more decode rows amortise the launches of a plain step."""
 
 MAX_DECODE_READ = 4096
 """The most tokens that a decode row of a captured step reads in a layer. Flash attention splits a
@@ -131,14 +130,15 @@ class MixedSteps:
         """
         self._kv = kv
         self._num_seqs = min(MAX_SEQS, max_num_seqs)
-        self._num_tokens = min(MAX_TOKENS, _padded_tokens(max_batched_tokens))
+        self._sizes = mixed_sizes(max_batched_tokens)
+        self._num_tokens = max(self._sizes)
         num_values = sum(MixedInputs.sizes(self._num_tokens, self._num_seqs, kv.num_groups))
         self._memory = torch.zeros(num_values, dtype=torch.int64, device=kv.device)
 
     @property
     def sizes(self) -> list[MixedSize]:
         """All sizes, the largest first."""
-        return [MixedSize(size) for size in range(self._num_tokens, 0, -TOKEN_STEP)]
+        return [MixedSize(size) for size in self._sizes]
 
     def cover(self, step: PackedStep, num_due: int) -> MixedSize | None:
         """Return the size that a step takes; None if it fits none."""
@@ -151,7 +151,7 @@ class MixedSteps:
         longest = min(max(step.decode_positions, default=-1) + 1, max(self._kv.capacities))
         if longest > MAX_DECODE_READ:
             return None
-        return MixedSize(_padded_tokens(num_tokens))
+        return MixedSize(min(size for size in self._sizes if size >= num_tokens))
 
     def static_step(self, size: MixedSize) -> "StaticMixedStep":
         """Return the step of a size that reads the static inputs."""
@@ -187,10 +187,6 @@ class MixedSteps:
             values += _padded(list(_lengths(step, capacity)), num_seqs)
         host = host_tensor(values, self._memory.device, torch.int64)
         self._memory[: len(values)].copy_(host, non_blocking=True)
-
-
-def _padded_tokens(num_tokens: int) -> int:
-    return -(-num_tokens // TOKEN_STEP) * TOKEN_STEP
 
 
 def _starts(step: PackedStep, group: int) -> Iterator[int]:

@@ -29,6 +29,19 @@ class Figures(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
 
+class Measured(Figures):
+    """What a replica on a GPU has measured at its start, beside its plan."""
+
+    weight_bytes: int
+    captured_bytes: int = Field(description="Captured steps, with their common pool.")
+    peak_bytes: int = Field(
+        description="The most in tensors so far: weights, keys and values, and the largest step."
+    )
+    process_bytes: int | None = Field(
+        description="All of the replica on the GPU, with its CUDA context; null if not known."
+    )
+
+
 class Plan(Figures):
     """How a replica's memory was divided at its start, and the sizes that it runs with."""
 
@@ -41,6 +54,9 @@ class Plan(Figures):
     max_model_len: int
     max_num_seqs: int
     max_batched_tokens: int
+    measured: Measured | None = Field(
+        description="What the start has measured; all else is planned. null on a CPU."
+    )
 
 
 class Use(Figures):
@@ -164,6 +180,10 @@ class Replica(Figures):
     refused_user_config: str | None = Field(
         description="Why the last `user_config` was refused, so that the earlier settings apply; "
         "null if it applies."
+    )
+    attention: str | None = Field(
+        description="How attention reads keys and values: on a GPU by length (flash attention) or "
+        "by masks, and why; null if the engine does not say."
     )
 
 

@@ -427,8 +427,14 @@ def tell(found: Sequence[Planned], card: Card) -> None:
         console.print(f"Side by side they need {least / GIB:.1f} GiB at least.", soft_wrap=True)
 
 
+MEASURED_WHERE: Final = (
+    "Captured steps are planned with what they took on an H100. What a replica measures at its "
+    "start stands beside its plan in its log and in GET /v1/devices."
+)
+
+
 def _tell_plans(plans: Sequence[ReplicaPlan], card: Card, console: Console) -> None:
-    table = Table(title=f"One replica on {card.name}")
+    table = Table(title=f"One replica on {card.name}, planned")
     for column in ("", *(plan.spec.id for plan in plans)):
         table.add_column(column, justify="right" if column else "left")
     rows = [_rows(plan) for plan in plans]
@@ -438,6 +444,8 @@ def _tell_plans(plans: Sequence[ReplicaPlan], card: Card, console: Console) -> N
     for plan in plans:
         for line in plan.explanations:
             console.print(line, soft_wrap=True)
+    if any(not plan.device.on_cpu for plan in plans):
+        console.print(MEASURED_WHERE, soft_wrap=True)
     for line in _together([plan for plan in plans if plan.device.on_cpu]):
         console.print(line, soft_wrap=True)
 
@@ -463,13 +471,15 @@ def _least_bytes(each: ReplicaPlan | Refusal) -> int:
 
 def _rows(plan: ReplicaPlan) -> Mapping[str, str]:
     weights = plan.shape.weights
-    counted = "about " if weights.is_estimate else ""
+    counted = "about {}" if weights.is_estimate else "{}, counted in the files"
     rows = {
         "share": f"up to {_gib(plan.share_bytes)}"
         if plan.device.on_cpu
         else f"{plan.spec.device_share:g} = {_gib(plan.share_bytes)}",
         "weights": f"{_gib(plan.demand.weight_bytes)}",
-        "": f"{counted}{weights.total / 1e9:.2f}e9 in {plan.spec.entry.quantization or plan.dtype}",
+        "": counted.format(
+            f"{weights.total / 1e9:.2f}e9 in {plan.spec.entry.quantization or plan.dtype}"
+        ),
         "a step": _gib(plan.demand.activation_bytes),
         "captured steps": _gib(plan.demand.graph_bytes),
         "context and headroom": _gib(plan.headroom_bytes),

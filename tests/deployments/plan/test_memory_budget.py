@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from deployments.plan.memory_budget import (
     GIB,
+    OUTSIDE_BYTES,
     TYPICAL_TOKENS,
     DeviceMemoryError,
     GroupDemand,
@@ -51,6 +52,26 @@ def total_for(demand: MemoryDemand, spare: int, share: float) -> int:
     """Return a device whose share holds one sequence and `spare` bytes, or a little more."""
     needed = demand.fixed_bytes + demand.sequence_bytes + spare
     return int((needed + 1) / (0.9 * share)) + 2  # a tenth of the share stays free
+
+
+@pytest.mark.parametrize(
+    ("total", "share", "usable"),
+    [(80 * GIB, 0.5, 36 * GIB), (48 * GIB, 0.05, int(2.4 * GIB) - OUTSIDE_BYTES), (GIB, 0.2, 0)],
+)
+def test_a_small_share_leaves_room_for_what_is_outside_of_the_allocator(
+    total: int, share: float, usable: int
+) -> None:
+    demand = MemoryDemand(0, 0, (), outside_bytes=OUTSIDE_BYTES)
+    assert plan(total, share, demand, 1).share_bytes == usable
+
+
+@given(st.integers(0, 2**34), st.sampled_from([0, OUTSIDE_BYTES]))
+def test_the_least_share_holds_what_is_planned(planned: int, outside_bytes: int) -> None:
+    demand = MemoryDemand(planned, 0, (), outside_bytes=outside_bytes)
+    least = demand.least_bytes
+    assert least - demand.headroom_bytes(least) >= planned
+    smaller = least - 10
+    assert smaller - demand.headroom_bytes(smaller) < planned
 
 
 def holds(planned: KVPlan, demand: MemoryDemand, num_seqs: int, length: int) -> bool:

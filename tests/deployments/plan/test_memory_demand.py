@@ -1,16 +1,29 @@
 from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
 
 import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
+from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel
-from deployments.plan.graph_sizes import MAX_GRAPHS
-from deployments.plan.kv_layout import BLOCK_SIZE
-from deployments.plan.memory_budget import GRAPH_LAYER_BYTES, GroupDemand, MemoryDemand
+from deployments.engine.replay.cuda_mixed import MixedSteps
+from deployments.plan.graph_sizes import MAX_GRAPHS, DecodeBuckets
+from deployments.plan.kv_layout import BLOCK_SIZE, KVLayout
+from deployments.plan.memory_budget import (
+    GRAPH_LAYER_BYTES,
+    OUTSIDE_BYTES,
+    GroupDemand,
+    MemoryDemand,
+)
 from deployments.plan.memory_demand import memory_demand
 from deployments.plan.model_shape import ModelShape
+from tests.engine.collector import image_request
 from tests.engine.tiny_models import (
     byte_tokenizer,
     gemma3,
@@ -20,14 +33,17 @@ from tests.engine.tiny_models import (
 )
 
 
-def demand(loaded: LoadedModel, **changes: int) -> MemoryDemand:
-    sizes = {"max_model_len": 96, "max_num_seqs": 3, "max_batched_tokens": 24, **changes}
+def demand(loaded: LoadedModel, **changes: Any) -> MemoryDemand:
+    sizes: dict[str, Any] = {
+        "max_model_len": 96,
+        "max_num_seqs": 3,
+        "max_batched_tokens": 24,
+        **changes,
+    }
     return memory_demand(
         ModelShape.of(loaded.text_config),
         weight_bytes=loaded.num_weight_bytes,
-        dtype="float32",
-        step_dtype="float32",
-        **sizes,
+        **{"dtype": "float32", "step_dtype": "float32", **sizes},
     )
 
 
@@ -79,6 +95,61 @@ def test_a_model_with_images_may_run_a_step_of_its_full_length() -> None:
     assert step_bytes(24) == step_bytes(96) < step_bytes(97)
 
 
+def test_a_prompt_with_images_pays_for_its_masks_and_repeated_keys() -> None:
+    shape = ModelShape.of(load(gemma3).model.config)
+    assert len(set(shape.windows)) == 2  # a mask for layers with a window, and one for the others
+
+    def step_bytes(shape: ModelShape, num_tokens: int) -> int:
+        return memory_demand(
+            shape,
+            weight_bytes=0,
+            dtype="bfloat16",
+            step_dtype="bfloat16",
+            max_model_len=num_tokens,
+            max_num_seqs=3,
+            max_batched_tokens=num_tokens,
+        ).activation_bytes
+
+    text = replace(shape, has_images=False)
+    for num_tokens in (1000, 8192):
+        masks = step_bytes(shape, num_tokens) - step_bytes(text, num_tokens)
+        repeated = 2 * num_tokens * shape.num_heads * shape.head_dim * 2
+        assert masks - repeated == num_tokens**2 * (1 + 1 + 2)
+
+
+def test_transformers_makes_as_many_masks_as_are_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = load(gemma3).model
+    asked = list[bool | None]()
+    right = scaled_dot_product_attention
+
+    def attend(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> Any:
+        if attn_mask is not None:
+            masks[attn_mask.data_ptr()] = attn_mask
+            asked.append(key.shape[1] == query.shape[1])
+        return right(query, key, value, attn_mask=attn_mask, **options)
+
+    masks = dict[int, torch.Tensor]()
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    monkeypatch.setattr(model.config.get_text_config(), "_attn_implementation", "sdpa")
+    request = image_request("a", Random(0), num_images=2)
+    num_tokens = len(request.prompt_token_ids)
+    with torch.inference_mode():
+        model(input_ids=torch.tensor([request.prompt_token_ids]), **request.model_inputs)
+    shape = ModelShape.of(model.config)
+    assert len(masks) == len(set(shape.windows))
+    assert {tuple(mask.shape[-2:]) for mask in masks.values()} == {(num_tokens, num_tokens)}
+    assert all(asked), "with a mask, keys are repeated to the heads of the queries"
+
+
+def test_a_gpu_pays_for_the_tokens_that_penalties_count() -> None:
+    loaded = load(qwen2)
+    on_cpu, on_gpu = (demand(loaded, on_gpu=on_gpu) for on_gpu in (False, True))
+    assert on_gpu.activation_bytes - on_cpu.activation_bytes == 3 * 96 * 8
+    assert (on_cpu.outside_bytes, on_gpu.outside_bytes) == (0, OUTSIDE_BYTES)
+
+
 def test_a_missing_intermediate_size_counts_as_four_times_the_hidden_size() -> None:
     config = GPT2Config(
         vocab_size=300, n_embd=32, n_layer=1, n_head=4, bos_token_id=0, eos_token_id=1
@@ -104,6 +175,36 @@ def test_graph_memory_covers_each_size_of_step() -> None:
     assert 0 < one - 3 * GRAPH_LAYER_BYTES < 10_000
     assert 0 < four - 3 * 3 * GRAPH_LAYER_BYTES < 40_000
     assert planned_graphs(max_num_seqs=1, max_model_len=1000) - one == 2 * 3 * GRAPH_LAYER_BYTES
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "max_batched_tokens", "num_graphs"),
+    [(1, 24, 1 + 1), (4, 500, 3 + 8), (256, 2048, 27 + 8), (512, 2048, 35 + 8)],
+)
+def test_graphs_are_planned_as_they_are_captured_where_flash_attention_reads(
+    max_num_seqs: int, max_batched_tokens: int, num_graphs: int
+) -> None:
+    loaded = load(qwen2)
+    layout = KVLayout((512,), (4,))
+    shape = KVShape.of(loaded.text_config, torch.bfloat16)
+    kv = KVCache(
+        shape, layout, max_model_len=512, device=torch.device("meta"), reads_by_length=True
+    )
+    sizes = [*DecodeBuckets(max_num_seqs, 512, is_by_length=True).with_length(1)]
+    captured = len(sizes) + len(MixedSteps(kv, max_num_seqs, max_batched_tokens).sizes)
+    found = demand(
+        loaded,
+        dtype="bfloat16",
+        max_model_len=512,
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_batched_tokens,
+        max_graphs=MAX_GRAPHS,
+    ).graph_bytes
+    assert found // (3 * GRAPH_LAYER_BYTES) >= captured == num_graphs
+    pool = found - captured * 3 * GRAPH_LAYER_BYTES
+    rows = max(max_num_seqs, min(512, -(-max_batched_tokens // 64) * 64))
+    config = loaded.text_config
+    assert pool >= rows * (4 * config.hidden_size + 3 * config.intermediate_size) * 4
 
 
 def test_graph_memory_covers_no_more_graphs_than_are_kept() -> None:

@@ -8,16 +8,26 @@ import pytest
 import torch
 
 from deployments.compute.model_files import wrap_load_errors
-from deployments.device.device import CpuDevice, num_compute_threads, num_cores
+from deployments.contract.telemetry.memory_report import MemoryUse
+from deployments.device.device import CpuDevice, CudaDevice, num_compute_threads, num_cores
 from deployments.engine.model.loader import load_config
 from deployments.generator import placed_engine
 from deployments.generator.placed_engine import place_engine
 from deployments.plan import cgroup
 from deployments.plan.memory_budget import GIB, DeviceMemoryError, ModelTooLargeError
-from deployments.replica.device_share import claim_share, log_sizes, plan_share, set_compute_threads
+from deployments.plan.replica_plan import DeviceMemory, plan_replica
+from deployments.plan.replica_report import MeasuredMemory, MemoryPlan
+from deployments.replica import device_share
+from deployments.replica.device_share import (
+    claim_share,
+    log_sizes,
+    measure_memory,
+    plan_share,
+    set_compute_threads,
+)
 from tests.deployments.tiny_folder import save_text_model, spec
 from tests.failing import failing
-from tests.hub_configs import config_file
+from tests.hub_configs import config_file, shape_of
 
 LARGE_BYTES = 1000
 
@@ -60,6 +70,24 @@ class FakeGpu:
 
     def enforce_share(self, share: float) -> None:
         pass
+
+
+def test_what_a_start_has_measured_stands_beside_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = spec("m", dtype="auto")
+    plan = plan_replica(entry, shape_of("qwen2.5-7b-instruct"), DeviceMemory(48 * GIB))
+    assert measure_memory(FakeGpu(48 * GIB), 14 * GIB) is None
+    use = MemoryUse(peak_bytes=42 * GIB, process_bytes=43 * GIB)
+    monkeypatch.setattr(device_share, "memory_reader", lambda device: lambda: use)
+    measured = measure_memory(CudaDevice(), 14 * GIB, GIB // 4)
+    assert measured == MeasuredMemory(14 * GIB, GIB // 4, 42 * GIB, 43 * GIB)
+    memory = MemoryPlan.of(plan, measured)
+    planned = memory.weight_bytes + memory.step_bytes + memory.kv_bytes
+    assert memory.comparison == (
+        "memory, planned / measured so far: weights 14.18 / 14.00 GiB, captured steps "
+        f"{memory.captured_bytes / GIB:.2f} / 0.25 GiB, all tensors {planned / GIB:.2f} / "
+        "42.00 GiB; the process holds 43.00 GiB"
+    )
+    assert MemoryPlan.of(plan).comparison is None
 
 
 def folder_of(name: str, tmp_path: Path) -> Path:

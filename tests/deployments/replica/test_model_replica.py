@@ -33,6 +33,7 @@ class FakeModel:
     dtype: str = "bfloat16"
     num_threads: int = 3
     summary: str = "a fake model"
+    attention: str | None = "attention by length"
 
 
 class Replica(ModelReplica):

@@ -128,6 +128,13 @@ async def test_each_model_is_shown_with_its_state_and_its_replicas(cluster: Clus
     assert (warning["of"], warning["ended_unix_s"]) == ("share", None)
     assert memory["history"]["unix_s"] == [NOW_S, NOW_S + 1, NOW_S + 2]
     assert replica["plan"]["step_bytes"] == GIB
+    assert replica["plan"]["measured"] == {
+        "weight_bytes": 14 * GIB,
+        "captured_bytes": GIB // 4,
+        "peak_bytes": 35 * GIB,
+        "process_bytes": None,
+    }
+    assert replica["attention"] == "attention reads extents by length (flash attention)"
     assert replica["work"] == {
         "num_running": 3,
         "num_waiting": 1,
