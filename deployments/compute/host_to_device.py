@@ -1,4 +1,4 @@
-"""Copies numbers from the host to the model's device without waiting for the device.
+"""Copies numbers between the host and the model's device without waiting for the device.
 
 A copy from pageable memory blocks the host until the GPU has finished all earlier work, so the host
 can't prepare the next step meanwhile. A copy from pinned memory is queued on the device. torch
@@ -6,6 +6,7 @@ reuses a pinned block only after the copy from it is done.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -27,9 +28,41 @@ def to_device(
 
 def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a host tensor's values on the device."""
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    return pin(tensor, device).to(device, non_blocking=True)
+
+
+def pin(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a host tensor from which values can be copied to the device without waiting."""
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A tensor that is on its way to the host.
+
+    Attributes:
+        tensor: On the host; what it holds is right only after `wait`.
+        copied: Happens once it is there; None if it is.
+    """
+
+    tensor: torch.Tensor
+    copied: torch.cuda.Event | None
+
+    def wait(self) -> torch.Tensor:
+        """Return the tensor once it is there. What was launched later is not waited for."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.tensor
+
+
+def fetch(tensor: torch.Tensor) -> Fetched:
+    """Begin to copy a tensor to the host."""
+    if tensor.device.type != "cuda":
+        return Fetched(tensor.cpu(), None)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch leaves it untyped
+    fetched = Fetched(tensor.to("cpu", non_blocking=True), copied)
+    copied.record()
+    return fetched
 
 
 def take_rows(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:

@@ -150,3 +150,61 @@ def disable_cudnn_attention(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(enabled=False)
+
+
+def flash_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cum_seq_q: torch.Tensor,
+    cum_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    is_causal: bool,
+    scale: float | None,
+    window_size_left: int | None,
+    window_size_right: int | None = None,
+    seqused_k: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Call the operator beneath `torch.nn.attention.varlen.varlen_attn`, by its own names.
+
+    `varlen_attn` itself takes lengths and fewer heads of keys only from torch 2.12 on, and fills a
+    tensor in each call that nobody reads. The operator has taken both since torch 2.11.
+
+    Args:
+        query: [m, num_heads, head_dim].
+        key: [tokens, num_kv_heads, head_dim].
+        value: As key.
+        cum_seq_q: [n + 1], int32, the first query of each sequence, and the number of queries.
+        cum_seq_k: [n + 1], int32, the first key of each sequence.
+        max_q: The most queries of a sequence.
+        max_k: The most keys of a sequence.
+        is_causal: Whether the last query sees all keys, and each earlier one a key less.
+        scale: Factor on the scores; None means head_dim ** -0.5.
+        window_size_left: Keys before its own that a query sees; None means all.
+        window_size_right: Keys after its own that a query sees, unless `is_causal`; None means all.
+        seqused_k: [n], int32, how many keys each sequence has; None: all up to the next one's.
+
+    Returns:
+        [m, num_heads, head_dim].
+
+    Source: torch, aten/src/ATen/native/native_functions.yaml, _flash_attention_forward.
+    """
+    output: torch.Tensor = torch.ops.aten._flash_attention_forward.default(
+        query,
+        key,
+        value,
+        cum_seq_q,
+        cum_seq_k,
+        max_q,
+        max_k,
+        0.0,  # dropout
+        is_causal,
+        False,  # debug mask
+        scale=scale,
+        window_size_left=window_size_left,
+        window_size_right=window_size_right,
+        seqused_k=seqused_k,
+    )[0]
+    return output

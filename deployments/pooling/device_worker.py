@@ -162,7 +162,13 @@ class DeviceWorker:
             self._pooler.set_exception(error)
             self._answer_pings(_dead())
             return
-        lanes = Lanes(self._queue, self._budget, pooler.num_lanes, is_padded=pooler.is_padded)
+        lanes = Lanes(
+            self._queue,
+            self._budget,
+            pooler.num_lanes,
+            is_padded=pooler.is_padded,
+            share_threads=pooler.device.type == "cpu",
+        )
         self._pooler.set_result(pooler)
         if pooler.num_lanes == 1:
             self._run_lane(pooler, lanes, self._run_work)

@@ -3,7 +3,10 @@
 On a CPU, threads that compute one micro-batch together wait for each other after every operator, so
 time that one core loses to other processes is lost on all. Therefore each thread is a lane with its
 own micro-batches, and no lane waits for another. If there is too little work for that, one
-micro-batch runs on all threads. A GPU has one lane.
+micro-batch runs on all threads.
+
+A GPU has two lanes, of which one prepares and launches the next micro-batch while the other waits
+for its own. They don't divide the texts: each takes all that a micro-batch holds.
 
 The rule: a free lane takes an equal part, by tokens, of the waiting texts. There are as many parts
 as lanes, but no part is smaller than the longest text or than `MIN_LANE_TOKENS`. A part that is
@@ -32,6 +35,9 @@ from deployments.pooling.request_queue import Job, RequestQueue, Row, TokenIds
 
 MAX_LANES = 8
 """More lanes would wait for Python's GIL, which each holds for some ms of every micro-batch."""
+
+GPU_LANES = 2
+"""More would take waiting texts earlier than the GPU needs them, into smaller micro-batches."""
 
 MIN_LANE_TOKENS = 96
 """Larger parts cost hardly less per token, for RoBERTa-base's shape on one thread; and if all texts
@@ -120,7 +126,13 @@ class Lanes:
     """Hands out the texts of a queue and the compute threads to a device's lanes."""
 
     def __init__(
-        self, queue: RequestQueue, budget: TokenBudget, num_lanes: int, *, is_padded: bool
+        self,
+        queue: RequestQueue,
+        budget: TokenBudget,
+        num_lanes: int,
+        *,
+        is_padded: bool,
+        share_threads: bool = True,
     ) -> None:
         """Start with all threads free: as many as torch computes with on the calling thread.
 
@@ -129,6 +141,7 @@ class Lanes:
             budget: Limits the tokens of a micro-batch; a longer text runs by itself.
             num_lanes: Threads that call `take`; each must call `give_back` before it takes again.
             is_padded: Whether each text of a micro-batch costs as much as the longest.
+            share_threads: Whether lanes share the threads and divide what waits, as on a CPU.
         """
         self._queue = queue
         self._budget = budget
@@ -138,7 +151,9 @@ class Lanes:
         self._sweeps: dict[tuple[int, str], deque[EncodedText]] = {}  # by tenant and priority
         self._num_left = 1
         self._freed = threading.Condition()
-        self._num_threads = self._num_free = torch.get_num_threads()
+        self._share_threads = share_threads
+        self._num_threads = torch.get_num_threads() if share_threads else num_lanes
+        self._num_free = self._num_threads
 
     def take(self) -> LaneWork | None:
         """Wait for work and a free thread, and return them; None once the queue is closed."""
@@ -169,7 +184,7 @@ class Lanes:
         for queue, found in texts.items():
             self._sweeps[queue] = deque(in_order(found, is_padded=self._is_padded))
         sizes = [text.num_tokens for sweep in self._sweeps.values() for text in sweep]
-        self._num_left = num_parts(sizes, self._num_lanes)
+        self._num_left = num_parts(sizes, self._num_lanes) if self._share_threads else 1
 
     def _next_texts(self, num_parts: int) -> list[EncodedText]:
         waiting = self._take_sweeps()
@@ -198,7 +213,9 @@ class Lanes:
 
     def _claim(self, num_parts: int) -> int:
         with self._freed:
-            is_alone = num_parts == 1 and self._num_free == self._num_threads
+            is_alone = (
+                self._share_threads and num_parts == 1 and self._num_free == self._num_threads
+            )
             share = max(1, self._num_threads // self._num_lanes)
             num_threads = self._num_threads if is_alone else min(share, self._num_free)
             self._num_free -= num_threads
@@ -225,9 +242,9 @@ def choose_num_lanes(model: torch.nn.Module, device: torch.device, num_threads: 
         device: The model's device.
         num_threads: Number of compute threads.
     """
-    if device.type != "cpu" or any(map(_changes_as_it_runs, model.modules())):
+    if any(map(_changes_as_it_runs, model.modules())):
         return 1
-    return min(num_threads, MAX_LANES)
+    return min(num_threads, MAX_LANES) if device.type == "cpu" else GPU_LANES
 
 
 def _changes_as_it_runs(module: torch.nn.Module) -> bool:

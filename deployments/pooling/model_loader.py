@@ -19,6 +19,7 @@ from transformers import (
 from deployments.compute.model_files import choose_dtype, load_weights, wrap_load_errors
 from deployments.compute.speedups import num_weight_bytes, pack_weights
 from deployments.contract.descriptions import Task
+from deployments.plan.model_shape import ModelShape
 from deployments.pooling.embedder import Embedder, load_layers
 from deployments.pooling.model_outline import (
     fit_length,
@@ -111,7 +112,7 @@ def load_pooler(
 def prepare(
     model: TextModel, device: torch.device, max_model_len: int, probes: ProbeTexts
 ) -> Layout:
-    """Move a model to its device for inference; on a CPU, pack its sequences and its weights.
+    """Move a model to its device for inference and pack its sequences; on a CPU, its weights, too.
 
     Returns:
         The layout that its micro-batches need, found by trial runs.
@@ -124,15 +125,24 @@ def prepare(
     num_framing = len(probes.before) + len(probes.after)
     lengths = [length + num_framing for length in (*PROBE_LENGTHS, 2 * window + 3)]
     texts = [probes.of_length(min(length, max_model_len)) for length in lengths]
-    if device.type != "cpu":
+    on_cpu = device.type == "cpu"
+    if not on_cpu and not takes_flash_attention(model):
         return _unpacked_layout(model, texts)
     register_attention()
     with_types = reads_types(model)
     layout: Layout = "packed" if pack(model, texts) else _unpacked_layout(model, texts)
+    if not on_cpu:
+        return layout
     pack_weights(model)
     if layout == "packed":
         trace(model, texts[: len(PROBE_LENGTHS)], reads_types=with_types)
     return layout
+
+
+def takes_flash_attention(model: TextModel) -> bool:
+    """Return whether a GPU's flash attention takes a model's heads; `pack` compares its results."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    return ModelShape.of(model.config, is_pooler=True).reads_by_length(dtype)
 
 
 def _unpacked_layout(model: TextModel, texts: Sequence[TokenIds]) -> Layout:

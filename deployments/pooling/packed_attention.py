@@ -1,7 +1,8 @@
 """Attention over sequences that are packed one after another in one row, for transformers' models.
 
 It is registered with transformers under the name `packed`. Each sequence attends only to itself, so
-no padding is computed and no mask is needed.
+no padding is computed and no mask is needed. On a GPU one call of flash attention takes all
+sequences of a row; elsewhere there is a call for each.
 
 It raises an error for arguments that it does not support (sinks, position biases, ...) instead of
 ignoring them.
@@ -16,7 +17,7 @@ import torch
 from transformers import AttentionInterface
 
 from deployments.compute.attention_arguments import INERT_ARGUMENTS, UnsupportedAttentionError
-from deployments.compute.sdpa import Scores, attend
+from deployments.compute.sdpa import Scores, attend, flash_attention
 
 ATTENTION_NAME = "packed"
 """The name for `set_attn_implementation`."""
@@ -69,20 +70,52 @@ class PackedRow:
 
     Attributes:
         lengths: Tokens of each sequence, in order.
+        starts: [len(lengths) + 1], int32, on a GPU: the first token of each sequence, and the
+            number of tokens; None if each sequence has a call of its own.
     """
 
     lengths: tuple[int, ...]
+    starts: torch.Tensor | None = None
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: AttentionCall
     ) -> torch.Tensor:
         """Attend within each sequence; see `AttendedRow`."""
+        if self.starts is not None:
+            return self._attend_at_once(query, key, value, call, self.starts)
         _, num_heads, num_rows, _ = query.shape
         output = query.new_empty(1, num_rows, num_heads, value.shape[-1])
         for span in self.spans():
             rows, keys, values = (tensor[0, :, span] for tensor in (query, key, value))
             output[0, span] = _attend(rows, keys, values, call).transpose(0, 1)
         return output
+
+    def _attend_at_once(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        call: AttentionCall,
+        starts: torch.Tensor,
+    ) -> torch.Tensor:
+        if call.scores.softcap is not None:
+            raise UnsupportedAttentionError("flash attention does not support: softcap")
+        reach = None if call.window is None else call.window - 1
+        longest = max(self.lengths)
+        output = flash_attention(
+            query[0].transpose(0, 1),
+            key[0].transpose(0, 1),
+            value[0].transpose(0, 1),
+            starts,
+            starts,
+            longest,
+            longest,
+            is_causal=call.is_causal,
+            scale=call.scores.scale,
+            window_size_left=reach,
+            window_size_right=None if call.is_causal else reach,
+        )
+        return output[None]
 
     def spans(self) -> Iterator[slice]:
         """Yield the slice of each sequence."""

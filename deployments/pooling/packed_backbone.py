@@ -11,8 +11,11 @@ padded: XLNet's head reads the last place of a row, padding or not, and FNet mix
 """
 
 import logging
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -20,6 +23,7 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from deployments.compute.device_errors import is_fatal, is_out_of_memory
+from deployments.compute.host_to_device import send
 from deployments.pooling.embedder import Embedder
 from deployments.pooling.packed_attention import ATTENTION_NAME, PackedRow
 
@@ -50,6 +54,71 @@ class Trace(Protocol):
     ) -> ModelOutput:
         """Return the backbone's own output; `ids`, `positions` and `types` are [1, n]."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where the tokens of a padded batch lie in a row without padding.
+
+    Attributes:
+        lengths: Tokens of each sequence.
+        places: [n], int64, each token's place in the padded batch, row by row.
+        positions: [n], int64, each token's position in its sequence.
+        starts: See `PackedRow`.
+    """
+
+    lengths: tuple[int, ...]
+    places: torch.Tensor
+    positions: torch.Tensor
+    starts: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], width: int, device: torch.device) -> Self:
+        """Return the packing of sequences of some lengths, padded on the right to a width.
+
+        Nothing is read from the device, and one copy takes all to it.
+        """
+        sizes = torch.tensor(lengths)
+        ends = sizes.cumsum(0)
+        num_tokens = int(ends[-1])
+        positions = torch.arange(num_tokens) - (ends - sizes).repeat_interleave(sizes)
+        rows = torch.arange(len(lengths)).repeat_interleave(sizes)
+        places = rows * width + positions
+        if device.type == "cpu":
+            return cls(tuple(lengths), places, positions)
+        joined = torch.cat([places, positions, sizes.new_zeros(1), ends])
+        sizes_of = [num_tokens, num_tokens, len(lengths) + 1]
+        sent = torch.split(send(joined, device), sizes_of)
+        return cls(tuple(lengths), sent[0], sent[1], sent[2].int())
+
+    @classmethod
+    def read(cls, attention_mask: torch.Tensor) -> Self:
+        """Return the packing of a batch, [n, length], whose mask is 1 where there is a token."""
+        lengths = attention_mask.sum(dim=1).tolist()
+        return cls.of(lengths, attention_mask.shape[1], attention_mask.device)
+
+    def take(self, batch: torch.Tensor) -> torch.Tensor:
+        """Return the tokens of a padded batch, [n, length], as one row, [1, tokens]."""
+        return batch.flatten().index_select(0, self.places)[None]
+
+    def lay_out(self, row: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """Return a row, [tokens, hidden], as a padded batch, [*shape, hidden]."""
+        batch = row.new_zeros(shape.numel(), row.shape[-1])
+        return batch.index_copy_(0, self.places, row).view(*shape, row.shape[-1])
+
+
+_KNOWN: ContextVar[Packing | None] = ContextVar("known packing", default=None)
+"""How the batch is packed that this thread runs; None if its mask has to be read."""
+
+
+@contextmanager
+def known(packing: Packing | None) -> Iterator[None]:
+    """Run the block's batch with this packing. Reading a mask would wait for a GPU."""
+    token = _KNOWN.set(packing)
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
 
 
 class PackedBackbone(torch.nn.Module):
@@ -88,13 +157,11 @@ class PackedBackbone(torch.nn.Module):
             The backbone's own output, with `last_hidden_state` [batch, length, hidden] and
             `pooler_output`, if it has a pooler.
         """
-        is_token = attention_mask.bool()
-        lengths = tuple(attention_mask.sum(dim=1).tolist())
-        positions = torch.cat([torch.arange(length) for length in lengths])
-        positions = positions.to(input_ids.device)[None] + self._first_position
-        ids = input_ids[is_token][None]
-        types = None if token_type_ids is None else token_type_ids[is_token][None]
-        packed_row = PackedRow(lengths)
+        packing = _KNOWN.get() or Packing.read(attention_mask)
+        positions = packing.positions[None] + self._first_position
+        ids = packing.take(input_ids)
+        types = None if token_type_ids is None else packing.take(token_type_ids)
+        packed_row = PackedRow(packing.lengths, packing.starts)
         others = [option for name, option in options.items() if name != "return_dict"]
         is_plain = all(option is None or option is False for option in others)
         if self.traced is not None and self.traced.takes(types) and is_plain:
@@ -105,9 +172,7 @@ class PackedBackbone(torch.nn.Module):
             output = self.stock(
                 input_ids=ids, position_ids=positions, packed_row=packed_row, **options
             )
-        row = output["last_hidden_state"][0]
-        hidden = row.new_zeros(*input_ids.shape, row.shape[-1])
-        hidden[is_token] = row
+        hidden = packing.lay_out(output["last_hidden_state"][0], input_ids.shape)
         output["last_hidden_state"] = hidden
         if output.get("pooler_output") is not None:
             pooler: Any = self.stock.pooler
@@ -206,7 +271,10 @@ def _hidden_and_rows(
     if mask is None:
         mask = torch.ones_like(token_ids)
     backbone: torch.nn.Module = model.base_model
-    hidden: torch.Tensor = backbone(token_ids, attention_mask=mask)["last_hidden_state"]
+    device = model.device
+    hidden: torch.Tensor = backbone(token_ids.to(device), attention_mask=mask.to(device))[
+        "last_hidden_state"
+    ]
     return hidden, _rows(model, token_ids, mask)
 
 

@@ -1,20 +1,25 @@
 """A model that computes a row of numbers from a text's token ids: scores of labels, or a vector.
 
-On a CPU, sequences are packed one after another if the model's code allows it. Otherwise, and on a
-GPU, they are padded to the longest of their micro-batch; the worker sorts them by length first. If
-padding changes a model's results, its sequences run one by one.
+Sequences are packed one after another if the model's code and the device allow it. Otherwise they
+are padded to the longest of their micro-batch; the worker sorts them by length first. If padding
+changes a model's results, its sequences run one by one.
+
+On a GPU a batch goes there and its rows come back by copies that wait for nothing, and a call waits
+only for its own rows. So another thread prepares and launches the next batch meanwhile.
 """
 
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from typing import Final, Literal
 
 import torch
 from transformers import PreTrainedConfig
 
+from deployments.compute.host_to_device import fetch, pin
 from deployments.compute.work_watch import LEAST_S
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.pooling.embedder import Embedder
-from deployments.pooling.packed_backbone import TextModel, pad, rows_of
+from deployments.pooling.packed_backbone import Packing, TextModel, known, pad, rows_of
 from deployments.pooling.request_queue import TokenIds
 
 Layout = Literal["packed", "padded", "one by one"]
@@ -50,6 +55,7 @@ class PoolingModel:
             max_batch_s: Seconds after which a batch can only hang.
         """
         self._model = model
+        self._launching = Lock()
         is_embedder = isinstance(model, Embedder)
         self._activation = "identity" if is_embedder else choose_activation(model.config)
         self._pad_token_id: int | None = model.config.get_text_config().pad_token_id
@@ -90,12 +96,41 @@ class PoolingModel:
         inputs = {"input_ids": token_ids, "attention_mask": mask}
         if any(type_ids):
             pairs = zip(sequences, type_ids, strict=True)
-            known = [torch.tensor(own or (0,) * len(ids)) for ids, own in pairs]
-            inputs["token_type_ids"], _ = pad(known, 0)
-        on_device = {name: tensor.to(self.device) for name, tensor in inputs.items()}
-        rows = rows_of(self._model, **on_device).float()
+            own_types = [torch.tensor(own or (0,) * len(ids)) for ids, own in pairs]
+            inputs["token_type_ids"], _ = pad(own_types, 0)
+        if self.device.type == "cpu":
+            return self._scores(inputs)
+        lengths = [len(ids) for ids in sequences]
+        return self._run_on_gpu(inputs, lengths)
+
+    def _run_on_gpu(
+        self, inputs: Mapping[str, torch.Tensor], lengths: Sequence[int]
+    ) -> torch.Tensor:
+        """Return the rows of a batch on the host; wait for no other thread's batch.
+
+        Args:
+            inputs: The model's arguments on the host, [n, length] each, padded on the right.
+            lengths: Tokens of each of the n sequences.
+        """
+        device, width = self.device, inputs["input_ids"].shape[1]
+        pinned = {name: pin(tensor, device) for name, tensor in inputs.items()}
+        # One thread launches at a time: what two steps hold at once was not planned.
+        with self._launching:
+            packing = Packing.of(lengths, width, device) if self.layout == "packed" else None
+            placed = {name: each.to(device, non_blocking=True) for name, each in pinned.items()}
+            with known(packing):
+                fetched = fetch(self._scores(placed))
+        return fetched.wait()
+
+    def _scores(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the rows of a batch, [n, width], float32, NaN where one is not finite.
+
+        Args:
+            inputs: The model's arguments, [n, length] each, on its device.
+        """
+        rows = rows_of(self._model, **inputs).float()
         is_finite = rows.isfinite().all(dim=1, keepdim=True)
-        return activate(rows, self._activation).masked_fill(~is_finite, torch.nan).cpu()
+        return activate(rows, self._activation).masked_fill(~is_finite, torch.nan)
 
 
 def activate(rows: torch.Tensor, activation: Activation) -> torch.Tensor:

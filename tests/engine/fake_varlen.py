@@ -5,28 +5,35 @@ It refuses what `mha_varlen_fwd` refuses, so that a step that would raise on a G
 Source: torch, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_fwd.
 """
 
+from types import ModuleType
+
 import pytest
 import torch
 
 from deployments.engine.attention import varlen_reads
-from deployments.engine.attention.varlen_reads import HEAD_DIM_STEP, MAX_HEAD_DIM
+from deployments.plan.model_shape import FLASH_HEAD_DIM_STEP, MAX_FLASH_HEAD_DIM
 
 DTYPES = (torch.float16, torch.bfloat16)
 
 
 class FakeVarlen:
-    """Stands in for `varlen_reads.flash_attention`.
+    """Stands in for `sdpa.flash_attention` in the module that calls it.
 
-    As in torch, sequence i has `seqused_k[i]` keys from `cum_seq_k[i]` on, its queries are the last
-    of them, and the host never reads a tensor's contents. Keys that a query does not see have no
-    effect, NaN or not. The result of a query is NaN if a key is outside of the memory, or if there
-    are `max_q` queries of its sequence before it: torch's kernels do not reach it.
+    As in torch, sequence i has `seqused_k[i]` keys from `cum_seq_k[i]` on, or all up to those of
+    the next one, its queries are the last of them, and the host never reads a tensor's contents.
+    Keys that a query does not see have no effect, NaN or not. The result of a query is NaN if a key
+    is outside of the memory, or if there are `max_q` queries of its sequence before it: torch's
+    kernels do not reach it.
     """
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *dtypes: torch.dtype, device: str | None = None
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *dtypes: torch.dtype,
+        device: str | None = None,
+        module: ModuleType = varlen_reads,
     ) -> None:
-        """Replace the operator; accept `dtypes` besides those of flash attention.
+        """Replace the operator in a module; accept `dtypes` besides those of flash attention.
 
         All tensors must be on a device of type `device`; None for any.
         """
@@ -34,7 +41,7 @@ class FakeVarlen:
         self.starts = torch.empty(0)  # the starts of the latest call
         self._dtypes = (*DTYPES, *dtypes)
         self._device = device
-        monkeypatch.setattr(varlen_reads, "flash_attention", self)
+        monkeypatch.setattr(module, "flash_attention", self)
 
     def __call__(
         self,
@@ -49,10 +56,13 @@ class FakeVarlen:
         is_causal: bool,
         scale: float | None,
         window_size_left: int | None,
-        seqused_k: torch.Tensor,
+        window_size_right: int | None = None,
+        seqused_k: torch.Tensor | None = None,
     ) -> torch.Tensor:
         self.num_calls += 1
         self.starts = cum_seq_k[:-1]
+        if seqused_k is None:
+            seqused_k = cum_seq_k.diff()
         self._check(query, key, value, cum_seq_q, cum_seq_k, seqused_k)
         assert type(max_q) is type(max_k) is int
         if query.is_meta:
@@ -69,6 +79,8 @@ class FakeVarlen:
             is_seen &= within <= own[:, None]
         if window_size_left is not None:
             is_seen &= within >= own[:, None] - window_size_left
+        if window_size_right is not None:
+            is_seen &= within <= own[:, None] + window_size_right
         read = cum_seq_k.index_select(0, of)[:, None] + within
         is_outside = (is_seen & ((read < 0) | (read >= len(key)))).any(dim=-1)
         read = read.where(is_seen, 0).clamp(0, len(key) - 1)
@@ -99,8 +111,8 @@ class FakeVarlen:
         assert query.dtype == key.dtype == value.dtype
         assert all(each.stride(-1) == 1 for each in tensors)
         head_dim, num_seqs = query.shape[-1], len(numbers[-1])
-        assert head_dim % HEAD_DIM_STEP == 0
-        assert head_dim <= MAX_HEAD_DIM
+        assert head_dim % FLASH_HEAD_DIM_STEP == 0
+        assert head_dim <= MAX_FLASH_HEAD_DIM
         assert key.shape == value.shape == (len(key), key.shape[1], head_dim)
         assert query.dim() == 3
         assert query.shape[1] % key.shape[1] == 0

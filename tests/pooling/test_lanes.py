@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from deployments.compute.token_budget import TokenBudget
 from deployments.contract.claims import Claim
 from deployments.pooling.lanes import (
+    GPU_LANES,
     MAX_LANES,
     MIN_LANE_TOKENS,
     Lanes,
@@ -38,9 +39,17 @@ def two_threads() -> Iterator[None]:
 class Setup:
     """A queue of jobs, and the lanes that take them."""
 
-    def __init__(self, num_lanes: int = 2, max_tokens: int = 10**6) -> None:
+    def __init__(
+        self, num_lanes: int = 2, max_tokens: int = 10**6, *, share_threads: bool = True
+    ) -> None:
         self.queue = RequestQueue(QueueLimits(1000, None))
-        self.lanes = Lanes(self.queue, TokenBudget(max_tokens), num_lanes, is_padded=False)
+        self.lanes = Lanes(
+            self.queue,
+            TokenBudget(max_tokens),
+            num_lanes,
+            is_padded=False,
+            share_threads=share_threads,
+        )
 
     def put(self, *sizes: int, claim: Claim = NO_CLAIM) -> Job:
         job = Job(claim)
@@ -63,6 +72,16 @@ def test_a_single_text_gets_all_threads() -> None:
     setup.put(LONG)
     work = setup.take()
     assert (sizes(work), work.num_threads) == ([LONG], 2)
+
+
+def test_lanes_of_a_gpu_take_whole_micro_batches_while_another_runs() -> None:
+    torch.set_num_threads(1)
+    setup = Setup(max_tokens=3 * LONG, share_threads=False)
+    for _ in range(4):
+        setup.put(LONG)
+    taken = [setup.take(), setup.take()]
+    assert [sizes(work) for work in taken] == [[LONG] * 3, [LONG]]
+    assert not any(work.is_alone for work in taken)
 
 
 def test_waiting_texts_and_threads_are_divided_equally() -> None:
@@ -235,11 +254,11 @@ def test_each_text_is_in_one_part_and_no_thread_is_given_twice(
     assert found == list(range(len(texts)))
 
 
-def test_a_cpu_has_a_lane_for_each_thread_and_a_gpu_one() -> None:
+def test_a_cpu_has_a_lane_for_each_thread_and_a_gpu_two() -> None:
     model = MODELS["roberta"]()
     assert choose_num_lanes(model, CPU, 2) == 2
     assert choose_num_lanes(model, CPU, 1000) == MAX_LANES
-    assert choose_num_lanes(model, torch.device("cuda", 0), 2) == 1
+    assert choose_num_lanes(model, torch.device("cuda", 0), 16) == GPU_LANES
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("default", 2), ("dynamic", 1)])

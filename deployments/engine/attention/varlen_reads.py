@@ -21,7 +21,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from deployments.compute.device_errors import is_fatal
+from deployments.compute.sdpa import flash_attention
 from deployments.engine.attention.kv_cache import KVShape
+from deployments.plan.model_shape import FLASH_HEAD_DIM_STEP, MAX_FLASH_HEAD_DIM, WITH_SINKS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -39,13 +41,6 @@ PROBE_WINDOW = 100
 
 PROBE_EXTENT = 2304
 """Tokens from one extent's start to the next in the comparison."""
-
-MAX_HEAD_DIM, HEAD_DIM_STEP = 256, 8
-"""Head sizes that flash attention takes.
-Source: torch, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_fwd."""
-
-WITH_SINKS = frozenset({"gpt_oss"})
-"""Types of models with attention sinks, which torch's flash attention does not take."""
 
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Allowed difference of outputs, which are averages of numbers around 1, for each dtype that
@@ -118,61 +113,6 @@ class ExtentReads:
         )
 
 
-def flash_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cum_seq_q: torch.Tensor,
-    cum_seq_k: torch.Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    is_causal: bool,
-    scale: float | None,
-    window_size_left: int | None,
-    seqused_k: torch.Tensor,
-) -> torch.Tensor:
-    """Call the operator beneath `torch.nn.attention.varlen.varlen_attn`, by its own names.
-
-    `varlen_attn` itself takes lengths and fewer heads of keys only from torch 2.12 on, and fills a
-    tensor in each call that nobody reads. The operator has taken both since torch 2.11.
-
-    Args:
-        query: [m, num_heads, head_dim].
-        key: [tokens, num_kv_heads, head_dim].
-        value: As key.
-        cum_seq_q: [n + 1], int32, the first query of each sequence.
-        cum_seq_k: [n + 1], int32, the first key of each sequence.
-        max_q: The most queries of a sequence.
-        max_k: The most keys of a sequence.
-        is_causal: Whether the last query sees all keys, and each earlier one a key less.
-        scale: Factor on the scores; None means head_dim ** -0.5.
-        window_size_left: Keys before its own that a query sees; None means all.
-        seqused_k: [n], int32, how many keys each sequence has.
-
-    Returns:
-        [m, num_heads, head_dim].
-
-    Source: torch, aten/src/ATen/native/native_functions.yaml, _flash_attention_forward.
-    """
-    output: torch.Tensor = torch.ops.aten._flash_attention_forward.default(
-        query,
-        key,
-        value,
-        cum_seq_q,
-        cum_seq_k,
-        max_q,
-        max_k,
-        0.0,  # dropout
-        is_causal,
-        False,  # debug mask
-        scale=scale,
-        window_size_left=window_size_left,
-        seqused_k=seqused_k,
-    )[0]
-    return output
-
-
 def find_obstacle(
     shape: KVShape, text_config: "PreTrainedConfig", device: torch.device
 ) -> str | None:
@@ -190,7 +130,7 @@ def find_obstacle(
         return f"a device of type {device.type}"
     if shape.dtype not in TOLERANCE:
         return str(shape.dtype).removeprefix("torch.")
-    if shape.head_dim > MAX_HEAD_DIM or shape.head_dim % HEAD_DIM_STEP:
+    if shape.head_dim > MAX_FLASH_HEAD_DIM or shape.head_dim % FLASH_HEAD_DIM_STEP:
         return f"heads of {shape.head_dim} elements"
     if getattr(text_config, "attn_logit_softcapping", None):
         return "softcapped scores"
