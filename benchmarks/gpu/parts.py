@@ -22,7 +22,9 @@ import transformers
 
 from benchmarks.gpu.equality import num_equal
 from benchmarks.gpu.floor import read_bandwidth, step_bytes
+from benchmarks.gpu.images import image_prompt
 from benchmarks.gpu.mixed import MixedEngine, busy_loop
+from benchmarks.gpu.processes import moves, neighbours
 from benchmarks.gpu.rates import (
     Load,
     open_engine,
@@ -40,6 +42,7 @@ from benchmarks.gpu.shapes import (
     Shape,
     build,
 )
+from benchmarks.gpu.vllm_rate import vllm_rates
 from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.attention.varlen_reads import describe_reads, find_obstacle
 
@@ -271,6 +274,31 @@ def classification(machine: Machine) -> Iterator[Row]:
         }
 
 
+def images(machine: Machine) -> Iterator[Row]:
+    """Yield a prompt with an image, with Gemma 3 12B's shape."""
+    for num_text_tokens in (12,) if machine.is_tiny else (200, 4000):
+        yield image_prompt(machine.device, num_text_tokens, is_tiny=machine.is_tiny)
+        gc.collect()
+
+
+def shares(machine: Machine) -> Iterator[Row]:
+    """Yield what two processes with shares of 0.4 do to each other."""
+    yield from neighbours(machine.device)
+
+
+def moved_answers(machine: Machine) -> Iterator[Row]:
+    """Yield how many answers stay the same when they move between two processes."""
+    yield from moves(machine.device)
+
+
+def vllm(machine: Machine) -> Iterator[Row]:
+    """Yield what vLLM reaches with 7B, where it is installed."""
+    if machine.is_tiny:
+        return
+    counts = (1, 32, 256)
+    yield from vllm_rates(QWEN_7B, [Load(count, PROMPT_LENGTH, NUM_TOKENS) for count in counts])
+
+
 def baselines(machine: Machine) -> Iterator[Row]:
     """Yield what `generate` reaches with 7B."""
     loaded = build(machine.shape(QWEN_7B), machine.device)
@@ -287,15 +315,19 @@ def baselines(machine: Machine) -> Iterator[Row]:
 
 
 PARTS: Mapping[str, Part] = {
-    "versions": Part(versions, 30),
-    "gpu_tests": Part(gpu_tests, 60),
-    "equality": Part(equality, 75),
-    "decode": Part(decode, 100),
-    "kernels": Part(kernels, 45),
-    "mixed": Part(mixed, 70),
-    "gemma": Part(gemma, 60),
-    "classification": Part(classification, 40),
-    "baselines": Part(baselines, 90),
+    "versions": Part(versions, 15),
+    "gpu_tests": Part(gpu_tests, 40),
+    "equality": Part(equality, 55),
+    "decode": Part(decode, 75),
+    "kernels": Part(kernels, 25),
+    "mixed": Part(mixed, 50),
+    "gemma": Part(gemma, 40),
+    "images": Part(images, 35),
+    "shares": Part(shares, 35),
+    "moved_answers": Part(moved_answers, 35),
+    "classification": Part(classification, 25),
+    "baselines": Part(baselines, 50),
+    "vllm": Part(vllm, 120),
 }
 
 

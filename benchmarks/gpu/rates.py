@@ -154,6 +154,7 @@ def planned_bytes(loaded: LoadedModel, limits: EngineLimits) -> int:
         max_num_seqs=limits.max_num_seqs,
         max_batched_tokens=limits.max_batched_tokens,
         max_graphs=MAX_GRAPHS if is_captured else 0,
+        on_gpu=loaded.model.device.type == "cuda",
     ).fixed_bytes
 
 

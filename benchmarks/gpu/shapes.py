@@ -156,7 +156,8 @@ def build(shape: Shape, device: torch.device) -> BenchmarkModel:
     model.train(mode=False)
     plain = copy.deepcopy(model) if device.type == "cpu" else model
     prepare_model(model)
-    return BenchmarkModel(model, _tokenizer(config.vocab_size), None, frozenset({1}), plain=plain)
+    tokenizer = _tokenizer(config.get_text_config().vocab_size)
+    return BenchmarkModel(model, tokenizer, None, frozenset({1}), plain=plain)
 
 
 @contextmanager

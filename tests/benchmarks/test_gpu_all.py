@@ -1,7 +1,9 @@
+import importlib.util
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -10,11 +12,14 @@ import torch
 from benchmarks.gpu import all as program
 from benchmarks.gpu import equality, parts
 from benchmarks.gpu.parts import PARTS, Machine, Row
+from benchmarks.gpu.rates import Load
+from benchmarks.gpu.shapes import TINY
+from benchmarks.gpu.vllm_rate import vllm_rates
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("frozen_heap")]
 
 CPU = Machine(torch.device("cpu"))
-IN_A_CHILD = {"gpu_tests", "kernels"}
+IN_A_CHILD = {"gpu_tests", "kernels", "vllm"}
 """Parts that say nothing without a GPU."""
 
 
@@ -30,6 +35,46 @@ def test_each_part_runs_on_a_cpu_with_tiny_shapes(
     if name == "equality":
         exact = [row["equal to generate"] for row in rows if row["dtype"] == "float32"]
         assert exact == ["4 of 4"] * len(exact)
+    if name == "moved_answers":
+        moved = [row["equal to those of one process"] for row in rows]
+        assert moved == ["24 of 24"] * 4
+    if name == "shares":
+        assert [row["is"] for row in rows][1].startswith("0.03 of 0.03 in its share")
+    if name == "images":
+        assert rows[0]["prompt"] == "12 tokens and an image of 4"
+
+
+def test_vllm_is_measured_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = Load(2, 8, 4)
+    assert list(vllm_rates(TINY, [load])) == [{"vLLM": "is not installed"}]
+    fake = FakeVllm()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: fake)
+    monkeypatch.setattr(importlib, "import_module", lambda name: fake)
+    ready, row = vllm_rates(TINY, [load])
+    assert ready["vLLM"].startswith("fake, ready in")
+    assert row["sequences"] == 2
+    assert fake.asked == [(2, 8, 2), (2, 8, 4), (2, 8, 1)]
+
+
+class FakeVllm:
+    """Stands in for the package: notes how many prompts, of what length, get how many tokens."""
+
+    __version__ = "fake"
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int, int]] = []
+
+    def LLM(self, folder: str, **options: Any) -> "FakeVllm":  # noqa: N802 - vLLM's name
+        assert json.loads((Path(folder) / "config.json").read_text())["model_type"] == "qwen2"
+        assert options["load_format"] == "dummy"
+        return self
+
+    def SamplingParams(self, **options: Any) -> Any:  # noqa: N802 - vLLM's name
+        return options
+
+    def generate(self, prompts: list[Any], params: Any, **options: Any) -> None:
+        length = len(prompts[0]["prompt_token_ids"])
+        self.asked.append((len(prompts), length, params["max_tokens"]))
 
 
 def test_all_parts_but_the_last_end_within_eight_minutes_and_with_it_within_ten() -> None:

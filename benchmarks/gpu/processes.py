@@ -1,0 +1,227 @@
+"""Measures what two processes do to each other, and what one hands to the other.
+
+Run by itself: python -m benchmarks.gpu.processes answers|steps|fill DEVICE
+
+Each reads lines of JSON and writes lines of JSON, so that its parent says when it goes on.
+"""
+
+import json
+import logging
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.rates import Load, open_engine, step
+from benchmarks.gpu.shapes import QWEN_05B, TINY, build
+from deployments.contract.sampling_params import SamplingParams
+from deployments.device.device import CpuDevice, CudaDevice
+from deployments.engine.engine import Engine
+from deployments.engine.limits import EngineLimits
+from deployments.engine.scheduling.sequence import SequenceRequest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SHARE = 0.4
+GIB = 2**30
+NUM_SEQS, NUM_TOKENS, NUM_BEFORE = 24, 32, 13
+"""Answers that move, their tokens, and those that the first process makes."""
+
+DTYPES = (torch.float32, torch.bfloat16)
+NUM_STEPS = 30
+
+
+class Child:
+    """A process of this module."""
+
+    def __init__(self, what: str, device: torch.device) -> None:
+        command = [sys.executable, "-m", "benchmarks.gpu.processes", what, device.type]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+
+    def ask(self, asked: object = None) -> Any:
+        """Send a line, and return the answer.
+
+        Raises:
+            RuntimeError: The process has ended.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a process ended with status {self._process.wait()}; see the log")
+        return json.loads(line)
+
+    def end(self) -> None:
+        """End it; what it holds of the device is free after that."""
+        self._process.kill()
+        self._process.communicate()
+
+
+@contextmanager
+def child(what: str, device: torch.device) -> Iterator[Child]:
+    """Run a process of this module as long as the block runs."""
+    started = Child(what, device)
+    try:
+        yield started
+    finally:
+        started.end()
+
+
+def neighbours(device: torch.device) -> Iterator[dict[str, Any]]:
+    """Yield what a process with a share decodes, before and while another fills its own share."""
+    with child("steps", device) as steps, child("fill", device) as fill:
+        alone = steps.ask()
+        yield {"what": "step of a process with a share of 0.4, ms", "is": alone["ms"]}
+        filled = fill.ask()
+        yield {
+            "what": "another allocates until it fails, GiB",
+            "is": f"{filled['gib']} of {filled['share_gib']} in its share; {filled['error']}",
+        }
+        beside = steps.ask()
+        yield {"what": "step beside the full share, ms", "is": beside["ms"]}
+        yield {"what": "in use on the device with both, GiB", "is": beside["used_gib"]}
+
+
+def moves(device: torch.device) -> Iterator[dict[str, Any]]:
+    """Yield how many answers are equal if a second process goes on after a first one has ended."""
+
+    def answers(given: Sequence[Any], num_tokens: int) -> Any:
+        with child("answers", device) as process:
+            return process.ask({"given": given, "num_tokens": num_tokens})
+
+    none: list[Any] = [[[]] * NUM_SEQS] * (2 * len(DTYPES))
+    whole = answers(none, NUM_TOKENS)
+    begun = answers(none, NUM_BEFORE)
+    moved = answers(begun, NUM_TOKENS)
+    for i, dtype in enumerate(DTYPES):
+        for j, what in enumerate(("greedy", "seeded")):
+            of_kind = [each[2 * i + j] for each in (whole, begun, moved)]
+            pairs = zip(*of_kind, strict=True)
+            equal = sum(one == [*first, *rest] for one, first, rest in pairs)
+            yield {
+                "dtype": str(dtype).removeprefix("torch."),
+                "answers": what,
+                "moved after": f"{NUM_BEFORE} of {NUM_TOKENS} tokens",
+                "equal to those of one process": f"{equal} of {NUM_SEQS}",
+            }
+
+
+def _answers(device: torch.device, asked: Any) -> Any:
+    """Return the tokens that come after those that are given, for each type and kind."""
+    found = []
+    for i, dtype in enumerate(DTYPES):
+        loaded = build(replace(TINY, dtype=dtype), device)
+        for j in range(2):
+            given = asked["given"][2 * i + j]
+            limits = EngineLimits(NUM_SEQS, 512, 128)
+            engine = Engine(loaded, limits)
+            engine.warm_up()
+            found.append(_run(engine, given, asked["num_tokens"], is_seeded=j == 1))
+    return found
+
+
+def _run(
+    engine: Engine, given: Sequence[Sequence[int]], num_tokens: int, *, is_seeded: bool
+) -> list[list[int]]:
+    answers: list[list[int]] = [[] for _ in given]
+    for i, before in enumerate(given):
+        params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+        if is_seeded:
+            params = replace(params, temperature=0.8, top_p=0.9, repetition_penalty=1.05, seed=i)
+        prompt = tuple(2 + (37 * i + 11 * j) % 500 for j in range(3 + 7 * i))
+        request = SequenceRequest(str(i), prompt, params, tuple(before), is_resumed=bool(before))
+        engine.add(request)
+    while engine.has_work:
+        for name, delta in engine.step():
+            answers[int(name)] += delta.token_ids
+    return answers
+
+
+class _Steps:
+    """Decodes a model of Qwen2-0.5B's shape in its share, whenever it is asked."""
+
+    def __init__(self, device: torch.device) -> None:
+        _claim(device)
+        self._device = device
+        loaded = build(TINY if device.type == "cpu" else QWEN_05B, device)
+        self._load = Load(8, 64, 16 + 3 * NUM_STEPS)
+        self._vocab_size: int = loaded.text_config.vocab_size
+        self._engine = open_engine(loaded, self._load, cuda_graphs=True)
+        self._num_asked = 0
+
+    def __call__(self, asked: Any) -> Any:
+        self._num_asked += 1
+        params = SamplingParams(temperature=0, max_tokens=self._load.num_tokens, ignore_eos=True)
+        for i, prompt in enumerate(self._load.prompts(self._vocab_size)):
+            self._engine.add(SequenceRequest(f"{self._num_asked}-{i}", tuple(prompt), params))
+        while self._engine.stats.num_running < self._load.num_seqs:
+            step(self._engine)
+        for _ in range(8):
+            step(self._engine)
+        seconds = [step(self._engine) for _ in range(NUM_STEPS)]
+        while self._engine.has_work:
+            step(self._engine)
+        used = 0
+        if self._device.type == "cuda":
+            free_bytes, total_bytes = torch.cuda.mem_get_info()
+            used = total_bytes - free_bytes
+        return {
+            "ms": round(1000 * statistics.median(seconds), 2),
+            "used_gib": round(used / GIB, 2),
+        }
+
+
+def _fill(device: torch.device, asked: Any) -> Any:
+    """Allocate until it fails, or on a CPU until some blocks are there; keep all of it."""
+    _claim(device)
+    on_gpu = device.type == "cuda"
+    total = torch.cuda.mem_get_info()[1] if on_gpu else 64 * 2**20
+    block = 256 * 2**20 if on_gpu else 2**20
+    error = "no error"
+    while on_gpu or len(_HELD) * block < SHARE * total:
+        try:
+            _HELD.append(torch.zeros(block, dtype=torch.uint8, device=device))
+        except torch.OutOfMemoryError as raised:
+            error = str(raised).splitlines()[0][:90]
+            break
+    return {
+        "gib": round(len(_HELD) * block / GIB, 2),
+        "share_gib": round(SHARE * total / GIB, 2),
+        "error": error,
+    }
+
+
+_HELD: list[torch.Tensor] = []
+
+
+def _claim(device: torch.device) -> None:
+    (CudaDevice() if device.type == "cuda" else CpuDevice()).enforce_share(SHARE)
+
+
+def main(what: str, kind: str) -> None:
+    """Answer each line until the last."""
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    device = torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu")
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    steps = _Steps(device) if what == "steps" else None
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if steps is not None:
+            answer = steps(asked)
+        else:
+            answer = (_answers if what == "answers" else _fill)(device, asked)
+        print(json.dumps(answer), flush=True)  # noqa: T201 # to the parent
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
