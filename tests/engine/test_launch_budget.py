@@ -24,6 +24,7 @@ from benchmarks.gpu.shapes import TINY, TINY_GEMMA3
 from deployments.compute.fusion.fuse import fuse
 from deployments.compute.fusion.fused_operators import FusedOperators
 from deployments.compute.merged_linear import merge_plainly
+from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.attention.attention import ATTENTION_NAME, register_attention
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.packed_step import PackedStep
@@ -33,6 +34,12 @@ from deployments.engine.model import traced_forward
 from deployments.engine.model.traced_forward import TracedForward
 from deployments.engine.replay.cuda_mixed import MixedSize, MixedSteps, StaticMixedStep
 from deployments.engine.replay.static_decode import CudaStaticDecodeStep
+from deployments.engine.sampling import sampler
+from deployments.engine.sampling.device_counts import DeviceCounts
+from deployments.engine.sampling.row import SamplingRow
+from deployments.engine.sampling.sampler import sample
+from deployments.engine.sampling.stable_top_k import argmax
+from deployments.engine.scheduling.token_counts import TokenCounts
 from deployments.plan.graph_sizes import DecodeBucket
 from deployments.plan.kv_layout import BLOCK_SIZE, KVLayout
 from tests.engine.fake_varlen import FakeVarlen
@@ -281,7 +288,7 @@ def copied_to_the_device(reads: ExtentReads) -> None:
 
 
 def copied_into_a_tensor(reads: ExtentReads) -> None:
-    reads.lengths.copy_(torch.zeros(4, dtype=torch.int32))
+    reads.lengths.copy_(torch.zeros(reads.lengths.shape, dtype=torch.int32))
 
 
 @pytest.mark.parametrize(
@@ -293,11 +300,15 @@ def copied_into_a_tensor(reads: ExtentReads) -> None:
         (copied_into_a_tensor, "copy_ between devices"),
     ],
 )
-def test_a_step_that_waits_for_the_host_raises(
-    wait: Callable[[ExtentReads], None], name: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("make_step", [Steps.captured, Steps.captured_mixed])
+def test_a_captured_step_that_waits_for_the_host_raises(
+    wait: Callable[[ExtentReads], None],
+    name: str,
+    make_step: Callable[[Steps], PackedStep],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps = Steps(qwen2(2), monkeypatch)
-    step, right = steps.captured(), ExtentReads.attend
+    step, right = make_step(steps), ExtentReads.attend
 
     def attend(reads: ExtentReads, *arguments: Any) -> torch.Tensor:
         wait(reads)
@@ -306,3 +317,73 @@ def test_a_step_that_waits_for_the_host_raises(
     monkeypatch.setattr(ExtentReads, "attend", attend)
     with pytest.raises(AssertionError, match=f"^{name}"):
         steps.launches(step)
+
+
+QWEN_DEFAULTS = SamplingParams(
+    temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05, seed=3
+)
+"""What Qwen2.5-Instruct's generation_config.json sets."""
+
+
+def launches_of_sampling(params: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the launches that follow a step of eight sequences with tokens that are counted."""
+    look = torch.Tensor.tolist
+
+    def made_up(tensor: torch.Tensor) -> Any:
+        return look(torch.ones(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", made_up)
+    counted = [TokenCounts(range(100 + i), (7,)) for i in range(8)]
+    counts = DeviceCounts(META)
+    rows = [SamplingRow(params, 5, each if params.has_penalties else None) for each in counted]
+    logits = torch.zeros(len(rows), 152_064, device=META)
+    sample(logits, rows, counts)
+    for each in counted:
+        each.add(9)
+    with LaunchesOnMeta() as launches:
+        sample(logits, rows, counts)
+    total: int = launches.counts.total()
+    return total
+
+
+class LaunchesOnMeta(Launches):  # type: ignore[no-untyped-call] # torch leaves it untyped
+    """Counts launches; numbers may come from the host, as the sampler's parameters do."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        given = made if isinstance(made, tuple | list) else (made, *args)
+        on_device = any(isinstance(each, torch.Tensor) and each.is_meta for each in given)
+        if on_device and name not in VIEWS | ALLOCATIONS | HOST_VALUES:
+            self.counts[name] += 1
+        return made
+
+
+SAMPLING_BUDGETS = [
+    (SamplingParams(temperature=0), 8),
+    (SamplingParams(temperature=1, seed=3), 54),
+    (QWEN_DEFAULTS, 110),
+    (SamplingParams(temperature=1, top_p=0.9, seed=3), 95),
+]
+
+
+@pytest.mark.parametrize(("params", "budget"), SAMPLING_BUDGETS)
+def test_sampling_stays_within_its_launches(
+    params: SamplingParams, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert budget - 8 < launches_of_sampling(params, monkeypatch) <= budget
+
+
+def test_an_operator_more_breaks_the_budget_of_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_more(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return argmax(values + 0)
+
+    monkeypatch.setattr(f"{sampler.__name__}.argmax", one_more)
+    params, budget = SAMPLING_BUDGETS[0]
+    assert launches_of_sampling(params, monkeypatch) > budget
