@@ -78,8 +78,14 @@ class PlacedPooler:
             dtype=plan.dtype,
             num_threads=self.num_threads,
             summary=self.summary,
-            attention=LAYOUTS[self.pooler.layout],
+            attention=self._attention,
         )
+
+    @property
+    def _attention(self) -> str:
+        """How attention reads texts, in words."""
+        is_flash = self.pooler.layout == "packed" and not self.plan.device.on_cpu
+        return f"texts {LAYOUTS[self.pooler.layout]}" + (", flash attention" if is_flash else "")
 
     @property
     def summary(self) -> str:

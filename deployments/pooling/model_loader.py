@@ -4,6 +4,7 @@ It loads only safetensors and never remote code. It refuses a classifier without
 whose answers would come from random weights.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,8 @@ from deployments.pooling.probe_texts import ProbeTexts
 from deployments.pooling.request_queue import TokenIds
 from deployments.pooling.sentence_files import read_sentence_files
 from deployments.pooling.traced_backbone import trace
+
+logger = logging.getLogger(__name__)
 
 PROBE_LENGTHS = (2, 9, 5)
 """Lengths of the texts that are tried together, in tokens, without the special tokens around them;
@@ -127,6 +130,7 @@ def prepare(
     texts = [probes.of_length(min(length, max_model_len)) for length in lengths]
     on_cpu = device.type == "cpu"
     if not on_cpu and not takes_flash_attention(model):
+        logger.warning("texts are padded: flash attention takes no %s in %s", *_heads_of(model))
         return _unpacked_layout(model, texts)
     register_attention()
     with_types = reads_types(model)
@@ -143,6 +147,13 @@ def takes_flash_attention(model: TextModel) -> bool:
     """Return whether a GPU's flash attention takes a model's heads; `pack` compares its results."""
     dtype = str(model.dtype).removeprefix("torch.")
     return ModelShape.of(model.config, is_pooler=True).reads_by_length(dtype)
+
+
+def _heads_of(model: TextModel) -> tuple[str, str]:
+    """Return a model's heads and their type, for the log."""
+    shape = ModelShape.of(model.config, is_pooler=True)
+    kind = f"heads of {shape.head_dim} elements" + (" with a softcap" if shape.has_softcap else "")
+    return kind, str(model.dtype).removeprefix("torch.")
 
 
 def _unpacked_layout(model: TextModel, texts: Sequence[TokenIds]) -> Layout:

@@ -1,5 +1,6 @@
 """Packed texts on a GPU, with the CPU or `meta` in place of one."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from deployments.pooling import packed_attention, pooling_model
-from deployments.pooling.model_loader import takes_flash_attention
+from deployments.pooling.model_loader import prepare, takes_flash_attention
 from deployments.pooling.packed_attention import register_attention
 from deployments.pooling.packed_backbone import Packing, known, pack
 from deployments.pooling.pooling_model import PoolingModel
@@ -163,8 +164,12 @@ def test_the_next_batch_is_launched_while_one_runs(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_what_flash_attention_refuses_is_padded(
-    dtype: torch.dtype, changes: dict[str, Any], takes: bool
+    dtype: torch.dtype, changes: dict[str, Any], takes: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = roberta(**changes)
     torch.nn.Module.to(model, dtype)
     assert takes_flash_attention(model) is takes
+    with caplog.at_level(logging.WARNING):
+        layout = prepare(model, META, 128, ProbeTexts.of(model, framing_tokenizer()))
+    assert layout != "packed"  # no layout can be tried on `meta`
+    assert ("texts are padded: flash attention takes no heads of" in caplog.text) is not takes
