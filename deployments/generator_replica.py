@@ -20,6 +20,7 @@ from ray import serve
 
 from deployments.autoscaling import ReplicaLoad
 from deployments.contract.bounded_executor import BoundedExecutor
+from deployments.contract.claims import StreamCost
 from deployments.contract.descriptions import ModelDescription
 from deployments.contract.errors import (
     REFUSALS,
@@ -55,7 +56,7 @@ from deployments.generator.description import describe_model
 from deployments.generator.fingerprint import content_digest, model_folder, system_fingerprint
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from deployments.generator.text_engine import EngineFacts, TextEngine
-from deployments.plan.replica_report import Waits, WorkCounts
+from deployments.plan.replica_report import MAX_REPORTED_TENANTS, Waits, WorkCounts
 from deployments.replica.metrics import GeneratorMetrics, StreamClock
 from deployments.replica.model_replica import ModelReplica
 from deployments.replica.probation import Probation
@@ -168,6 +169,7 @@ class GeneratorReplica(ModelReplica):
             stats.num_prompt_tokens,
             stats.num_cached_tokens,
             waits=self._waits,
+            tenants=self._admission.of_tenants(MAX_REPORTED_TENANTS),
         )
 
     @property
@@ -301,12 +303,14 @@ class GeneratorReplica(ModelReplica):
             num_prompt_tokens=num_tokens,
             num_given_tokens=len(request.generated_token_ids),
         )
+        costs = StreamCost(0 if request.is_resumed else num_tokens)
         with self._channels.stream(request.stream) as stream:
 
             def take(delta: TextDelta) -> None:
                 stream.put(delta)  # first, so that no error of a metric loses it
                 probation.gained(len(delta.token_ids))
                 clock.observe(delta, self._engine.ready_s)
+                self._admission.charge(permit, costs.of([delta]))
                 if span is not None:
                     span.gained(delta)
 

@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,8 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
     return config
 
 
-def main() -> None:
-    """Write the configuration to a temporary file, and replace this process with `serve run`."""
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options of a command line; None reads this process's own."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", required=True, help="a folder with weights and tokenizer")
     parser.add_argument("--port", type=int, required=True)
@@ -75,8 +76,14 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=32)
     parser.add_argument("--kv-cache-memory-bytes", type=int, help="default: auto")
     parser.add_argument("--max-queued-requests", type=int, default=64)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     args.num_threads = args.num_threads if args.num_threads == "auto" else int(args.num_threads)
+    return args
+
+
+def main() -> None:
+    """Write the configuration to a temporary file, and replace this process with `serve run`."""
+    args = parsed()
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
         yaml.safe_dump(configuration(args), file)
     serve = str(Path(sys.executable).with_name("serve"))

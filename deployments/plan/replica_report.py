@@ -30,7 +30,7 @@ class WaitReason(StrEnum):
     """The first that waits does not fit into the KV memory that is free."""
 
     DISPLACED = "displaced"
-    """It ran, and one of a better priority has taken its place."""
+    """It ran, and another has taken its place."""
 
 
 class ReplicaState(StrEnum):

@@ -243,9 +243,9 @@ class RequestQueue:
             job.taken_s = now_s
         return sorted(taken, key=lambda job: self._order(job.claim.queue))
 
-    def _order(self, queue: tuple[int, str]) -> tuple[int, tuple[float, int]]:
+    def _order(self, queue: tuple[int, str]) -> tuple[int, float]:
         priority, tenant = queue
-        return priority, self._shares.rank(tenant)
+        return priority, self._shares.counter(tenant)
 
     def poke(self) -> None:
         """Make `take_all` return, even without requests."""

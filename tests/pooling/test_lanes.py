@@ -164,17 +164,17 @@ def tenants(work: LaneWork) -> str:
     return "".join(text.answer.claim.tenant for text in work.texts)
 
 
-def test_another_tenant_s_texts_wait_for_a_micro_batch_and_not_for_the_sweep() -> None:
+def test_another_tenant_s_texts_wait_for_two_micro_batches_and_not_for_the_sweep() -> None:
     setup = Setup(num_lanes=1, max_tokens=2 * LONG)
-    for _ in range(6):
+    for _ in range(8):
         setup.put(LONG, claim=A)
     found = [setup.take()]
     for _ in range(3):
         setup.put(LONG, claim=B)
-    for _ in range(4):
+    for _ in range(5):
         setup.lanes.give_back(found[-1])
         found.append(setup.take())
-    assert [tenants(work) for work in found] == ["aa", "bb", "aa", "ba", "a"]
+    assert [tenants(work) for work in found] == ["aa", "aa", "bb", "ba", "aa", "a"]
 
 
 def test_texts_are_computed_by_their_tenants_weights() -> None:

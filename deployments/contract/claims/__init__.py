@@ -2,6 +2,14 @@
 
 from deployments.contract.claims.claim import Claim
 from deployments.contract.claims.claim_queue import PRIORITY_AGING_S, ClaimQueue
-from deployments.contract.claims.shares import FairShares, TenantShare, cost
+from deployments.contract.claims.shares import FairShares, StreamCost, TenantShare, cost
 
-__all__ = ["PRIORITY_AGING_S", "Claim", "ClaimQueue", "FairShares", "TenantShare", "cost"]
+__all__ = [
+    "PRIORITY_AGING_S",
+    "Claim",
+    "ClaimQueue",
+    "FairShares",
+    "StreamCost",
+    "TenantShare",
+    "cost",
+]

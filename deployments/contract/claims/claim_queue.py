@@ -12,7 +12,7 @@ PRIORITY_AGING_S: Final = 60.0
 """The default of `limits.priority_aging_s`."""
 
 Rank = tuple[float, int]
-"""What tenants are sorted by; see `FairShares.rank`."""
+"""What tenants are sorted by: `FairShares.counter`, and how many of theirs have their turn."""
 
 
 class Claimant(Hashable, Protocol):
@@ -54,8 +54,9 @@ class ClaimQueue(Generic[ClaimantT]):
 
     Whose priority is better by one goes first, unless the other has waited `aging_s` longer: so
     none waits for ever. This compares the priorities by their claimants who have waited longest.
-    Within a priority those that are resumed go first, then those of the tenant that was served
-    least (`FairShares`), then the oldest.
+    Within a priority the tenant that was served least goes first (`FairShares`): what was parked
+    for its sake is resumed later, and must not overtake it. Of a tenant, those that are resumed go
+    first, then the oldest.
     """
 
     def __init__(self, aging_s: float, rank: Callable[[str], Rank] = _all_equal) -> None:
@@ -137,6 +138,6 @@ class ClaimQueue(Generic[ClaimantT]):
             came_s[lane[0]] = min(came_s[lane[0]], min(each.came_s for each in held))
         return min(priorities, key=lambda each: (came_s[each] + each * self.aging_s, each))
 
-    def _turn(self, lane: _Lane) -> tuple[bool, Rank, int]:
+    def _turn(self, lane: _Lane) -> tuple[Rank, bool, int]:
         _, is_new, tenant = lane
-        return is_new, self._rank(tenant), next(iter(self._lanes[lane])).arrival
+        return self._rank(tenant), is_new, next(iter(self._lanes[lane])).arrival

@@ -13,12 +13,13 @@ algorithm 2, the virtual token counter.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, TypeVar
 
 from deployments.contract.claims.claim import Claim
+from deployments.contract.output import TextDelta
 
 Item = TypeVar("Item")
 
@@ -60,6 +61,28 @@ class TenantShare:
     served_tokens: float
 
 
+class StreamCost:
+    """What a text costs its tenant, as its deltas go out."""
+
+    def __init__(self, num_prompt_tokens: int) -> None:
+        """Start before the first delta.
+
+        Args:
+            num_prompt_tokens: Tokens of the prompt; 0 if they were counted elsewhere.
+        """
+        self._num_prompt_tokens = num_prompt_tokens
+
+    def of(self, deltas: Sequence[TextDelta]) -> float:
+        """Return the weighted tokens of the next deltas, at least one."""
+        num_prompt_tokens = 0
+        if self._num_prompt_tokens and not deltas[-1].prompt_logprobs:
+            # By now the answer's first delta is here, and tells how much was cached.
+            num_cached_tokens = max(delta.num_cached_tokens for delta in deltas)
+            num_prompt_tokens = self._num_prompt_tokens - num_cached_tokens
+            self._num_prompt_tokens = 0
+        return cost(num_prompt_tokens, sum(len(delta.token_ids) for delta in deltas))
+
+
 @dataclass(eq=False, slots=True)
 class _Tenant:
     """What is known of one tenant.
@@ -96,14 +119,6 @@ class FairShares:
     def served(self, claim: Claim) -> float:
         """Return the weighted tokens that were charged to a claim's tenant until now."""
         return self._tenant(claim).served
-
-    def rank(self, tenant: str) -> tuple[float, int]:
-        """Return what tenants are sorted by: the counter, and for a new one's sake how many wait.
-
-        A tenant that begins to wait has the counter of another, which has more waiting.
-        """
-        known = self._waiting.get(tenant)
-        return self.counter(tenant), 0 if known is None else known.num_waiting
 
     @property
     def gap(self) -> float:
@@ -164,6 +179,7 @@ class FairShares:
         num_missing: float,
         limit: float,
         waiting: Sequence[tuple[Item, Claim, float]],
+        may_go: Callable[[Item], bool] = lambda item: True,
     ) -> list[Item]:
         """Return what has to leave a full queue for a request; empty if that finds no room.
 
@@ -177,11 +193,12 @@ class FairShares:
             num_missing: How much room is missing.
             limit: How much the queue holds.
             waiting: What waits, oldest first, each with its claim and the room that it takes.
+            may_go: Returns whether one may leave; the others count, too.
         """
         used = defaultdict[str, float](float)
         for _, other, size in waiting:
             used[other.tenant] += size
-        newest = waiting[::-1]
+        newest = [each for each in reversed(waiting) if may_go(each[0])]
         worse = [each for each in newest if each[1].priority > claim.priority]
         found: list[Item] = []
         for item, other, size in sorted(worse, key=lambda each: -each[1].priority):

@@ -16,15 +16,16 @@ once.
 
 If as many wait as may, a request of a better priority than others is admitted all the same. One of
 those that wait is then parked: the newest of the worst priority. If none waits that could be, one
-that runs is going to give up its place.
+that runs is going to give up its place. At the same priority, a tenant that uses less than its
+share of the queue gets the place of the newest of the tenant that is furthest beyond its own.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from deployments.contract.claims import PRIORITY_AGING_S, Claim, ClaimQueue
+from deployments.contract.claims import PRIORITY_AGING_S, Claim, FairShares, TenantShare
 from deployments.contract.errors import InvalidRequestError, OverloadedError, OverloadReason
 from deployments.contract.generation import GenerationRequest, RequestGroup
 from deployments.generator.admission.engine_feed import EngineFeed
@@ -81,8 +82,10 @@ class Admission:
         self.limits = limits
         self._layout = layout
         self._now_s = now_s
-        queue = ClaimQueue[Permit](priority_aging_s)
-        self._estimate = RunEstimate(limits.max_num_seqs, layout, queue, now_s)
+        self._shares = FairShares()
+        self._estimate = RunEstimate(
+            limits.max_num_seqs, layout, priority_aging_s, now_s, self._shares
+        )
         self._feed = EngineFeed(self._estimate)
         self._reserved: dict[str, Permit] = {}  # the first of each group
         self._retry_estimator = RetryEstimator()
@@ -105,7 +108,11 @@ class Admission:
     @property
     def waits(self) -> Waits:
         """Why and how long sequences wait."""
-        return self._estimate.waits()
+        return self._estimate.waits
+
+    def of_tenants(self, max_tenants: int) -> tuple[TenantShare, ...]:
+        """Return what tenants got; see `FairShares`."""
+        return self._shares.of_tenants(max_tenants)
 
     @property
     def num_outside(self) -> int:
@@ -162,6 +169,10 @@ class Admission:
         """Note that the engine has begun with a sequence."""
         self._feed.note_begun(permit)
 
+    def charge(self, permit: Permit, served: float) -> None:
+        """Count what a sequence costs its tenant; see `FairShares.charge`."""
+        self._shares.charge(permit.claim, served)
+
     def park(self, permit: Permit) -> None:
         """Give a sequence that waits back to its ingress; its place is free at once."""
         assert permit.run is not None, "only accepted sequences are parked"
@@ -191,7 +202,8 @@ class Admission:
             why = "those that run leave too little memory for this one"
             self._check_waiting(num_beyond, why, permit.claim)
             waiting = [each.num_tokens for each in due if not each.is_running]
-            self._check_tokens(num_tokens * (len(waiting) + num_beyond) - sum(waiting))
+            num_new = num_tokens * (len(waiting) + num_beyond) - sum(waiting)
+            self._check_tokens(num_new, permit.claim)
         self._estimate.weigh(due, num_tokens, blocks)
         self._feed.update()
 
@@ -257,21 +269,44 @@ class Admission:
         """Park sequences of a worse priority than a claim's, if that gives it `num` places.
 
         Those that run and will be displaced count, too: they wait, or are parked, when it is due.
+        If that does not suffice, see `_make_room`.
         """
         if self._estimate.num_behind(claim) < num:
-            return False
+            limit = self.limits.max_queued_sequences
+            return self._make_room(claim, num, limit, dict.fromkeys(self._estimate.oldest_first, 1))
         for _ in range(num):
             last = self._estimate.last_behind(claim)
             if last is not None:
                 self.park(last)
         return True
 
-    def _check_tokens(self, num_new: int) -> None:
+    def _make_room(
+        self, claim: Claim, num_missing: int, limit: int, sizes: Mapping[Permit, int]
+    ) -> bool:
+        """Park the newest of tenants beyond their share of the queue, for one under its own.
+
+        Args:
+            claim: Of the request that asks for room.
+            num_missing: How much room is missing.
+            limit: How much the queue holds.
+            sizes: How much each that waits takes, oldest first.
+        """
+        waiting = [(permit, permit.claim, size) for permit, size in sizes.items()]
+        to_go = self._shares.to_go(claim, num_missing, limit, waiting, _may_park)
+        for permit in to_go:
+            self.park(permit)
+        return bool(to_go)
+
+    def _check_tokens(self, num_new: int, claim: Claim) -> None:
         limit = self.limits.max_queued_tokens
         if num_new <= 0 or limit is None or self.num_waiting_tokens + num_new <= limit:
             return
+        num_missing = self.num_waiting_tokens + num_new - limit
+        sizes = {permit: permit.num_tokens for permit in self._estimate.oldest_first}
+        if self._make_room(claim, num_missing, limit, sizes):
+            return
         raise self._overloaded(
-            self._num_to_end(self.num_waiting_tokens + num_new - limit),
+            self._num_to_end(num_missing),
             f"{self.num_waiting_tokens} tokens wait (max_queued_tokens is {limit})",
             OverloadReason.TOKENS,
         )
@@ -319,3 +354,7 @@ class Admission:
 def _group_of(request: GenerationRequest) -> RequestGroup | None:
     """Return the request's group, unless it has moved here from another replica."""
     return None if request.is_resumed else request.group
+
+
+def _may_park(permit: Permit) -> bool:
+    return permit.run is not None and permit.run.may_park

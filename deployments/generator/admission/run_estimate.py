@@ -8,7 +8,8 @@ the oldest. None overtakes: while the first does not fit, those behind it wait, 
 If the first does not fit, and its priority is better than that of some that run, these give up
 their place and wait: the newest of the lowest priority first, as many as are needed, and none if
 that would not suffice. How long each has waited counts here, too, so a sequence that was displaced
-often is not displaced for ever.
+often is not displaced for ever. At the same priority, one gives up its place to a tenant that runs
+nothing, if its own tenant runs more than its share.
 
 What a sequence needs is not known before it is weighed; until then it counts without blocks. One
 that runs by then and turns out not to fit goes back among those that wait.
@@ -22,11 +23,13 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from deployments.contract.claims import PRIORITY_AGING_S, Claim, ClaimQueue
+from deployments.contract.claims import PRIORITY_AGING_S, Claim, ClaimQueue, FairShares
 from deployments.plan.kv_layout import KVLayout
 from deployments.plan.replica_report import NO_WAITS, WaitReason, Waits
+
+Key = TypeVar("Key")
 
 
 class Run(Protocol):
@@ -83,7 +86,7 @@ class Permit:
         is_planned: Whether that replica still runs it.
         is_bounded: Whether the limits on what waits apply to it.
         run: The sequence once it is accepted; None before, and after it has left.
-        was_displaced: Whether one of a better priority has taken its place here.
+        was_displaced: Whether another has taken its place here.
     """
 
     def __init__(
@@ -153,25 +156,29 @@ class RunEstimate:
         self,
         max_num_seqs: int,
         layout: KVLayout,
-        queue: ClaimQueue[Permit] | None = None,
+        aging_s: float = PRIORITY_AGING_S,
         now_s: Callable[[], float] = time.monotonic,
+        shares: FairShares | None = None,
     ) -> None:
         """Start with no permits.
 
         Args:
             max_num_seqs: The most sequences that run at once.
             layout: The engine's KV memory.
-            queue: Orders those that wait; empty.
+            aging_s: Seconds of waiting that are worth one step of priority.
             now_s: Returns the time of a monotonic clock, in seconds.
+            shares: What each tenant got here; None starts without tenants.
         """
         self.num_waiting_tokens = 0
-        self.queue = ClaimQueue[Permit](PRIORITY_AGING_S) if queue is None else queue
+        self.queue = ClaimQueue[Permit](aging_s, self._rank)
         self._max_num_seqs = max_num_seqs
         self._now_s = now_s
+        self._shares = FairShares() if shares is None else shares
         self._num_free = list(layout.num_blocks)
         self._num_arrivals = 0
         self._running: dict[Permit, None] = {}
         self._num_of_priority: Counter[int] = Counter()  # of those that run
+        self._num_of_tenant: Counter[str] = Counter()  # of those that run
         self._changed: dict[Permit, None] = {}
 
     @property
@@ -189,12 +196,9 @@ class RunEstimate:
         """Those that wait, in order."""
         return iter(self.queue)
 
-    def waits(self, service_gap_tokens: float = 0.0) -> Waits:
-        """Return why and how long sequences wait.
-
-        Args:
-            service_gap_tokens: See `Waits`.
-        """
+    @property
+    def waits(self) -> Waits:
+        """Why and how long sequences wait, and how far their tenants' services are apart."""
         if not len(self.queue):
             return NO_WAITS
         has_place = self.num_running < self._max_num_seqs
@@ -203,8 +207,13 @@ class RunEstimate:
         return Waits(
             Counter(WaitReason.DISPLACED if each.was_displaced else reason for each in waiting),
             self._now_s() - min(each.came_s for each in waiting),
-            service_gap_tokens,
+            self._shares.gap,
         )
+
+    @property
+    def oldest_first(self) -> list[Permit]:
+        """Those that wait, by their arrival."""
+        return sorted(self.queue.unordered, key=lambda each: each.arrival)
 
     def holds(self, permit: Permit) -> bool:
         """Return whether a permit's sequence runs or waits."""
@@ -302,6 +311,10 @@ class RunEstimate:
             self._queue(permit)
         self._let_run()
 
+    def _rank(self, tenant: str) -> tuple[float, int]:
+        """Sort tenants: one that runs less is before others whose counter is the same."""
+        return self._shares.counter(tenant), self._num_of_tenant[tenant]
+
     def _let_run(self) -> None:
         """Let those that wait run, in order, until one does not fit and may take no place."""
         while (first := self.queue.first) is not None:
@@ -318,13 +331,42 @@ class RunEstimate:
         )
 
     def _displace(self, first: Permit) -> bool:
-        """Let sequences of lower priority wait, if then the first of those that wait fits."""
-        priority = first.claim.priority
-        if first.run is None or max(self._num_of_priority, default=priority) <= priority:
+        """Let others wait, if then the first of those that wait fits.
+
+        Those of lower priority do. Otherwise, if the first one's tenant runs nothing, another does
+        that runs more than its share of all: else a tenant with one short request would wait for
+        the end of a long one.
+        """
+        if first.run is None:
             return False
         now_s = self._now_s()
-        yielding = [p for p in self._running if p.yields_to(first, self.queue.aging_s, now_s)]
-        yielding.sort(key=lambda each: (each.claim.priority, each.arrival), reverse=True)
+        if max(self._num_of_priority, default=0) > first.claim.priority:
+            yielding = [p for p in self._running if p.yields_to(first, self.queue.aging_s, now_s)]
+            yielding.sort(key=lambda each: (each.claim.priority, each.arrival), reverse=True)
+            if self._take_places(first, yielding, now_s):
+                return True
+        return self._take_places(first, self._beyond_share(first), now_s)
+
+    def _beyond_share(self, first: Permit) -> list[Permit]:
+        """Return what yields to a tenant that runs nothing; at most one."""
+        mine = self._num_of_tenant
+        if first.claim.tenant in mine or sum(num > 1 for num in mine.values()) == 0:
+            return []
+        running = sorted(self._running, key=lambda each: each.arrival)
+        return self._shares.to_go(
+            first.claim,
+            1,
+            self._max_num_seqs,
+            [(each, each.claim, 1) for each in running],
+            lambda each: (
+                each.run is not None
+                and each.run.may_yield
+                and each.claim.priority == first.claim.priority
+            ),
+        )
+
+    def _take_places(self, first: Permit, yielding: Sequence[Permit], now_s: float) -> bool:
+        """Let as many of these wait, in order, as the first needs; none if that doesn't suffice."""
         num_free, num_running = list(self._num_free), self.num_running
         for number, permit in enumerate(yielding, start=1):
             num_running -= 1
@@ -341,6 +383,7 @@ class RunEstimate:
     def _run(self, permit: Permit) -> None:
         self._running[permit] = None
         self._num_of_priority[permit.claim.priority] += 1
+        self._num_of_tenant[permit.claim.tenant] += 1
         self._changed[permit] = None
         permit.note_running(self._now_s())
         for group, num_blocks in enumerate(permit.blocks):
@@ -348,9 +391,8 @@ class RunEstimate:
 
     def _stop(self, permit: Permit) -> None:
         del self._running[permit]
-        self._num_of_priority[permit.claim.priority] -= 1
-        if not self._num_of_priority[permit.claim.priority]:
-            del self._num_of_priority[permit.claim.priority]
+        _count_down(self._num_of_priority, permit.claim.priority)
+        _count_down(self._num_of_tenant, permit.claim.tenant)
         self._changed[permit] = None
         permit.note_waiting()
         for group, num_blocks in enumerate(permit.blocks):
@@ -358,8 +400,16 @@ class RunEstimate:
 
     def _queue(self, permit: Permit) -> None:
         self.queue.add(permit)
+        self._shares.enter(permit.claim)
         self.num_waiting_tokens += permit.num_tokens
 
     def _unqueue(self, permit: Permit) -> None:
         self.queue.remove(permit)
+        self._shares.leave(permit.claim)
         self.num_waiting_tokens -= permit.num_tokens
+
+
+def _count_down(counter: Counter[Key], key: Key) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]

@@ -128,9 +128,9 @@ class AdmissionQueue:
                 self._num_asking += 1
                 turn.come.set_result(None)
 
-    def _order(self, key: tuple[int, str]) -> tuple[int, tuple[float, int], int]:
+    def _order(self, key: tuple[int, str]) -> tuple[int, float, int]:
         priority, tenant = key
-        return priority, self._shares.rank(tenant), self._queues[key][0].number
+        return priority, self._shares.counter(tenant), self._queues[key][0].number
 
     def _take(self, key: tuple[int, str]) -> _Turn:
         queue = self._queues[key]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar, Final, Self
 
-from deployments.contract.claims import cost
+from deployments.contract.claims import StreamCost
 from deployments.contract.errors import (
     GenerationAbortedError,
     GenerationFailedError,
@@ -58,7 +58,7 @@ class ReplicaStream:
         """
         self.accepted = accepted
         self._count = count
-        self._num_new_prompt_tokens = num_new_prompt_tokens
+        self._cost = StreamCost(num_new_prompt_tokens)
         self._responses = responses
         self._box = box
         self._channels = channels
@@ -94,7 +94,7 @@ class ReplicaStream:
         if self._span is not None:
             for delta in deltas:
                 self._span.gained(delta)
-        self._count_served(deltas)
+        self._count(self._cost.of(deltas))
         if deltas[-1].finish_reason is None:
             return deltas
         self._error = _error_of(deltas[-1])
@@ -106,15 +106,6 @@ class ReplicaStream:
         if not gained.token_ids and not gained.text:
             raise self._error
         return [gained]
-
-    def _count_served(self, deltas: list[TextDelta]) -> None:
-        num_prompt_tokens = 0
-        if self._num_new_prompt_tokens and not deltas[-1].prompt_logprobs:
-            # By now the answer's first delta is here, and tells how much was cached.
-            num_cached_tokens = max(delta.num_cached_tokens for delta in deltas)
-            num_prompt_tokens = self._num_new_prompt_tokens - num_cached_tokens
-            self._num_new_prompt_tokens = 0
-        self._count(cost(num_prompt_tokens, sum(len(delta.token_ids) for delta in deltas)))
 
     async def aclose(self) -> None:
         """Cancel the replica's call unless the stream has ended; closing twice is harmless."""

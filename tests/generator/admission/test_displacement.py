@@ -80,12 +80,13 @@ class Replica:
         num_tokens: int = 10,
         *,
         tenant: str = "",
+        weight: float = 1,
         waited_s: float = 0,
         is_resumed: bool = False,
         group: RequestGroup | None = None,
     ) -> FakeRun:
         """Let a sequence be accepted."""
-        claim = Claim(priority, tenant, waited_s=waited_s)
+        claim = Claim(priority, tenant, weight, waited_s)
         request = GenerationRequest(
             name, "hi", SamplingParams(), claim=claim, is_resumed=is_resumed, group=group
         )

@@ -1,0 +1,197 @@
+"""Tenants of one priority: which is next, which makes room, and which gives up its place."""
+
+import asyncio
+from collections import Counter
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from deployments.contract.claims import Claim
+from deployments.contract.errors import OverloadedError, OverloadReason
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.sampling_params import SamplingParams
+from serve_app.backends.replicas.backend import Backend
+from tests.deployments.local_handle import local_backend
+from tests.deployments.tiny_folder import save_text_model
+from tests.generator.admission.test_displacement import Replica
+from tests.serve_app.local_replica import local_generator
+
+
+def test_the_tenant_that_got_least_is_next() -> None:
+    replica = Replica(max_num_seqs=2)
+    for name, tenant in (("a", "many"), ("x", "few"), ("b", "many"), ("c", "many")):
+        replica.add(name, tenant=tenant)
+    for name in "yz":
+        replica.add(name, tenant="few")
+    replica.counted.charge(replica.permits["a"], 10)
+    replica.end("a")
+    assert replica.running == "xy"
+    replica.counted.charge(replica.permits["y"], 100)
+    replica.end("x")
+    assert replica.running == "by"
+    replica.end_all()
+
+
+def test_tokens_are_divided_by_weight() -> None:
+    replica = Replica(max_num_seqs=1, max_queued=20)
+    replica.add("-")
+    for number in range(8):
+        for tenant, weight in (("one", 1), ("three", 3)):
+            replica.add(f"{tenant}{number}", tenant=tenant, weight=weight)
+    order = []
+    replica.end("-")
+    for _ in range(8):
+        (name,) = [each for each in replica.stacks if replica.permits[each].is_running]
+        replica.counted.charge(replica.permits[name], 100)
+        order.append(name[:-1])
+        replica.end(name)
+    assert (order.count("one"), order.count("three")) == (2, 6)
+    replica.end_all()
+
+
+def test_a_full_queue_makes_room_for_a_tenant_under_its_share() -> None:
+    replica = Replica(max_num_seqs=1, max_queued=4)
+    for name in "abcde":
+        replica.add(name, tenant="many")
+    replica.add("x", tenant="few")
+    replica.add("y", tenant="few")
+    parked = [name for name, run in replica.runs.items() if run.is_parked]
+    assert parked == ["d", "e"], "the newest"
+    with pytest.raises(OverloadedError):
+        replica.add("z", tenant="few")
+    with pytest.raises(OverloadedError):
+        replica.add("f", tenant="many")
+    assert replica.counted.num_waiting == 4
+    replica.end_all()
+
+
+def test_sequences_that_their_ingress_does_not_take_back_make_no_room() -> None:
+    replica = Replica(max_num_seqs=1, max_queued=2)
+    for name in "abc":
+        replica.add(name, tenant="many").may_park = False
+    with pytest.raises(OverloadedError) as caught:
+        replica.add("x", tenant="few")
+    assert caught.value.reason is OverloadReason.REQUESTS
+    replica.end_all()
+
+
+def test_room_in_tokens_is_shared_too() -> None:
+    replica = Replica(max_num_seqs=1)
+    replica.counted.set_limits(100, 80)
+    replica.add("-", tenant="few", num_tokens=20)
+    for name in "abcd":
+        replica.add(name, tenant="many", num_tokens=20)
+    replica.add("x", tenant="few", num_tokens=25)
+    assert [name for name, run in replica.runs.items() if run.is_parked] == ["c", "d"]
+    with pytest.raises(OverloadedError) as caught:
+        replica.add("y", tenant="few", num_tokens=16)
+    assert caught.value.reason is OverloadReason.TOKENS
+    replica.end_all()
+
+
+def test_a_tenant_that_runs_nothing_takes_a_place_of_one_beyond_its_share() -> None:
+    replica = Replica(max_num_seqs=4)
+    for name in "abcde":
+        replica.add(name, tenant="many")
+    replica.add("x", tenant="few")
+    assert replica.running == "abcx", "d, the newest that ran, waits"
+    replica.add("y", tenant="few")
+    assert replica.running == "abcx", "it runs one by now, and waits for an end like the others"
+    replica.end("x")
+    assert replica.running == "abcy"
+    replica.end("y")
+    assert replica.running == "abcd", "what has run before goes on first"
+    replica.end_all()
+
+
+def test_what_was_parked_for_a_tenant_s_sake_does_not_overtake_it() -> None:
+    replica = Replica(max_num_seqs=1)
+    replica.add("-", tenant="few")
+    replica.add("a", tenant="many")
+    replica.add("x", tenant="few")
+    replica.counted.charge(replica.permits["a"], 10)
+    replica.add("b", tenant="many", is_resumed=True)
+    replica.end("-")
+    assert replica.running == "x"
+    replica.end("x")
+    assert replica.running == "b"
+    replica.end_all()
+
+
+def test_a_tenant_within_its_share_gives_up_no_place() -> None:
+    replica = Replica(max_num_seqs=2)
+    replica.add("a", tenant="a")
+    replica.add("b", tenant="b")
+    replica.add("c", tenant="c")
+    assert replica.running == "ab"
+    replica.end_all()
+
+
+def test_a_suspect_and_a_better_priority_give_up_no_place_to_another_tenant() -> None:
+    replica = Replica(max_num_seqs=2)
+    replica.add("a", -1, tenant="many")
+    replica.add("b", tenant="many").may_yield = False
+    replica.add("x", tenant="few")
+    assert replica.running == "ab"
+    replica.end_all()
+
+
+class Served:
+    """The tokens of two tenants whose clients always wait."""
+
+    NUM_CLIENTS = 8
+    NUM_WARM_UP, NUM_TOKENS = 400, 4000
+
+    def __init__(self) -> None:
+        self.num_tokens: Counter[str] = Counter()
+        self.total = 0
+        self.is_over = asyncio.Event()
+
+    def count(self, tenant: str, num_tokens: int) -> None:
+        self.total += num_tokens
+        if self.total > self.NUM_WARM_UP:
+            self.num_tokens[tenant] += num_tokens
+        if self.total > self.NUM_TOKENS:
+            self.is_over.set()
+
+    async def ask(self, backend: Backend, claim: Claim) -> None:
+        params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=16)
+        while True:
+            request = GenerationRequest("r", "hello", params, claim=claim)
+            async with aclosing(await backend.send(request)) as stream:
+                async for deltas in stream:
+                    self.count(claim.tenant, sum(len(each.token_ids) for each in deltas))
+
+    async def run(self, backends: list[Backend]) -> None:
+        claims = [Claim(tenant="one"), Claim(tenant="three", weight=3)]
+        tasks = [
+            asyncio.create_task(self.ask(backend, claim))
+            for claim in claims
+            for backend in backends
+            for _ in range(self.NUM_CLIENTS // len(backends))
+        ]
+        over = asyncio.create_task(self.is_over.wait())
+        await asyncio.wait([over, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert over.done()
+
+
+@pytest.mark.slow
+@pytest.mark.in_time
+@pytest.mark.parametrize("num_ingresses", [1, 2])
+async def test_two_tenants_that_always_wait_get_tokens_by_their_weights(
+    tmp_path: Path, num_ingresses: int
+) -> None:
+    """The short twin of `benchmarks.shares`, in one process."""
+    folder = save_text_model(tmp_path)
+    with local_generator(folder, max_num_seqs=4, max_queued_requests=16) as generator:
+        backends = [local_backend(generator) for _ in range(num_ingresses)]
+        served = Served()
+        await served.run(list(backends))
+        for backend in backends:
+            await backend.aclose()
+    ratio = served.num_tokens["three"] / served.num_tokens["one"]
+    assert ratio == pytest.approx(3, rel=0.1)
