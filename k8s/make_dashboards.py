@@ -150,7 +150,7 @@ ROWS: dict[str, Sequence[Panel]] = {
         ),
         Panel(
             "Why they wait",
-            "For their turn, for KV memory, or because a better priority took their place.",
+            "For their turn, for KV memory, or because a better claim took their place.",
             "none",
             (
                 Query(

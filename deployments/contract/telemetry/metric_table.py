@@ -61,8 +61,8 @@ SERVICE_GAP: Final = _gauge(
 WAITING_FOR: Final = Metric(
     "raystream_requests_waiting",
     Kind.GAUGE,
-    "Sequences that wait, by the reason: for their turn, for KV memory, or because one of a better "
-    "priority has taken their place.",
+    "Sequences that wait, by the reason: for their turn, for KV memory, or displaced by a better "
+    "priority or by a key with less than its share.",
     ("model_name", "reason"),
 )
 KV_USAGE: Final = _gauge(

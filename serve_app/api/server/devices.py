@@ -117,7 +117,7 @@ class Waits(Figures):
     by_reason: dict[WaitReason, int] = Field(
         description="How many wait. `turn`: as many run as may. `memory`: the next does not fit "
         "into the KV memory that is free. `displaced`: they ran, and gave their places to better "
-        "priorities. Empty unless the model generates."
+        "priorities, or to keys with less than their shares. Empty unless the model generates."
     )
     longest_s: float = Field(description="How long the one waits that waits longest.")
     service_gap_tokens: float = Field(
