@@ -125,6 +125,10 @@ class LimitsConfig(StrictModel):
     """Seconds of waiting that are worth one step of priority: a request goes before those of a
     priority better by one that came more than so much later. So none waits for ever.
     """
+    max_parked: int = Field(default=256, ge=0)
+    """Answers of one model that have begun and wait at an ingress to go on, because requests of a
+    better priority run. Beyond it, new requests are refused that could only be parked, too.
+    """
     slow_reader_timeout_s: float | None = Field(default=30, gt=0, allow_inf_nan=False)
     """Most seconds that a client may leave a stream unread while there is more to send; then it
     loses the stream. null waits forever.

@@ -38,6 +38,7 @@ from serve_app.backends.replicas.replica_errors import NoReplicaError
 from serve_app.backends.replicas.running_replicas import RunningReplicas, running_replicas_of
 from serve_app.backends.streams.deadlines import Deadlines
 from serve_app.backends.streams.failover import Failover
+from serve_app.backends.streams.parking import ParkingLot
 from serve_app.backends.streams.retries import FailoverLimits
 from serve_app.config import AppConfig
 
@@ -205,7 +206,10 @@ def catalog_of(backends: ModelBackends, states: ServingStates) -> ModelCatalog:
         return NoReplicaError.of(id_, state.failure) if is_failed else None
 
     def outliving(id_: str, backend: Backend, *, generates: bool) -> Backend:
-        backend = Failover(backend, failover, partial(why_none, id_), backends.departures.get(id_))
+        lot = ParkingLot(limits.max_parked, limits.priority_aging_s) if generates else None
+        backend = Failover(
+            backend, failover, partial(why_none, id_), backends.departures.get(id_), lot
+        )
         if id_ in backends.replicas:
             backend = starts[id_] = ColdStart(
                 backend,

@@ -128,6 +128,7 @@ class OverloadReason(StrEnum):
 
     REQUESTS = "max_queued_requests"
     TOKENS = "max_queued_tokens"
+    PARKED = "max_parked"
     LOADING = "loading"
     """Too many requests wait for the model's first replica."""
 

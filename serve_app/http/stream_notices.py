@@ -19,6 +19,9 @@ class Notice(StrEnum):
     WAITING = "waiting"
     """The stream's replica was lost, and it waits for another."""
 
+    PARKED = "parked"
+    """The stream has made room for others, and waits to go on."""
+
 
 def resuming(num_tokens: int, num_known_tokens: int) -> str:
     """Return the notice that what the client has of an answer is generated again."""

@@ -1,8 +1,9 @@
 """Two replicas in this process, whose streams are cut after chosen tokens.
 
 The cut is made where a replica hands a sequence's deltas to the channel: what follows is never
-sent, and the stream is told that the engine has failed or was stopped. Everything else is real:
-the application, the channels, the replicas and their engines.
+sent, and the stream is told that the engine has failed or was stopped. Or the replica parks the
+sequence there, or displaces it, as for others. Everything else is real: the application, the
+channels, the replicas and their engines.
 """
 
 import asyncio
@@ -17,13 +18,14 @@ from contextlib import (
 )
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import httpx
 
 from deployments.contract.generation import GenerationRequest, Request
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.engine.scheduling.sequence import SequenceRequest
+from deployments.generator.admission.run_estimate import Permit
 from deployments.generator.text_engine import Take
 from deployments.text_generator import TextGenerator
 from serve_app.backends.replicas.backend import Backend
@@ -31,6 +33,9 @@ from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.local_handle import local_backend
 from tests.serve_app.local_replica import local_generator
+
+if TYPE_CHECKING:
+    from types import MethodType
 
 Running = Callable[[SequenceRequest, Take], AbstractContextManager[None]]
 
@@ -45,9 +50,52 @@ class Cut:
     num_tokens: int
     is_death: bool
 
+    def make(self, generator: TextGenerator, take: Take) -> None:
+        """Let a replica lose the sequence that gets its deltas by `take`."""
+        take(self.last_delta)
+        generator._channels.flush()
+
     @property
     def last_delta(self) -> TextDelta:
         return TextDelta((), "", FinishReason.ABORT, "cut" if self.is_death else None)
+
+
+@dataclass(frozen=True)
+class Park:
+    """The replica's own parking of an answer, once it has this many tokens."""
+
+    num_tokens: int
+
+    def make(self, generator: TextGenerator, take: Take) -> None:
+        """Park the sequence that gets its deltas by `take`."""
+        generator._admission.park(permit_of(generator, take))
+
+
+@dataclass(frozen=True)
+class Displace:
+    """A sequence that leaves the engine once it has this many tokens, and enters it again."""
+
+    num_tokens: int
+
+    def make(self, generator: TextGenerator, take: Take) -> None:
+        """Displace the sequence that gets its deltas by `take`, for a moment."""
+        estimate, permit = generator._admission._estimate, permit_of(generator, take)
+        estimate._stop(permit)
+        permit.note_displaced(estimate._now_s())
+        estimate._queue(permit)
+        generator._admission._feed.update()
+        estimate.settle()
+        generator._admission._feed.update()
+
+
+Loss = Cut | Park | Displace
+
+
+def permit_of(generator: TextGenerator, take: Take) -> Permit:
+    """Return the permit of the sequence that gets its deltas by `take`."""
+    run = cast("MethodType", take).__self__
+    estimate = generator._admission._estimate
+    return next(each for each in (*estimate._running, *estimate.queue) if each.run is run)
 
 
 class Cuts:
@@ -55,14 +103,14 @@ class Cuts:
 
     def __init__(self) -> None:
         self.num_made = 0
-        self._planned: dict[str, tuple[Cut, ...]] = {}
-        self._left: dict[tuple[str, int, tuple[int, ...]], list[Cut]] = {}
+        self._planned: dict[str, tuple[Loss, ...]] = {}
+        self._left: dict[tuple[str, int, tuple[int, ...]], list[Loss]] = {}
 
-    def plan(self, request_id: str, cuts: Sequence[Cut]) -> None:
+    def plan(self, request_id: str, cuts: Sequence[Loss]) -> None:
         """Cut each answer to this request."""
         self._planned[request_id] = tuple(cuts)
 
-    def left_for(self, sequence: SequenceRequest) -> list[Cut]:
+    def left_for(self, sequence: SequenceRequest) -> list[Loss]:
         """Return the cuts of the answer that a sequence is, or goes on with."""
         request_id = sequence.sequence_id.rpartition("-")[0]
         key = (request_id, sequence.params.seed, sequence.prompt_token_ids)
@@ -83,8 +131,7 @@ class Cuts:
                 if left and num_tokens >= left[0].num_tokens and not is_cut:
                     is_cut = True
                     self.num_made += 1
-                    take(left.pop(0).last_delta)
-                    generator._channels.flush()
+                    left.pop(0).make(generator, take)
 
             def take_until_cut(delta: TextDelta) -> None:
                 nonlocal num_tokens

@@ -3,11 +3,13 @@
 Every kind of answer is cut at every index from 0 to 64, and cut again while it resumes. A stream
 may move eight times, so each run is cut at four indexes, twice each; one loss of a run is a death,
 after which the stream is a suspect, and the others are graceful stops.
+
+A stream that is parked, or displaced and let in again, at each index in one run is the same, too.
 """
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import pytest
 from PIL import Image
 
 from deployments.text_generator import TextGenerator
-from tests.faults.cut_replicas import Cut, Cuts, two_replicas
+from tests.faults.cut_replicas import Cut, Cuts, Displace, Loss, Park, two_replicas
 from tests.images import data_uri
 from tests.serve_app.sse_decoder import SseDecoder, events_of
 
@@ -116,9 +118,9 @@ def cuts_of_run(number: int, num_runs: int = NUM_RUNS) -> list[Cut]:
 
 
 async def ask(
-    client: httpx.AsyncClient, path: str, body: Mapping[str, Any], cuts: Cuts, run: list[Cut]
+    client: httpx.AsyncClient, path: str, body: Mapping[str, Any], cuts: Cuts, run: Sequence[Loss]
 ) -> tuple[dict[str, Any], int]:
-    """Return what a stream tells, and how often it says that it has moved."""
+    """Return what a stream tells, and how often it says that it has moved or was parked."""
     request_id = f"cut{next(IDS)}"
     cuts.plan(request_id, run)
     options = {} if path == PLAIN else {"stream_options": {"include_usage": True}}
@@ -128,7 +130,8 @@ async def ask(
     assert answer.status_code == 200, answer.text
     decoder = SseDecoder()
     decoder.feed(answer.content)
-    return told(events_of(answer.content)), decoder.comments.count("moved")
+    num_told = sum(comment in ("moved", "parked") for comment in decoder.comments)
+    return told(events_of(answer.content)), num_told
 
 
 def told(events: list[Any]) -> dict[str, Any]:
@@ -201,6 +204,30 @@ async def test_an_answer_is_the_undisturbed_one_wherever_it_is_cut(
     num_answers = sum(key.endswith("finish") for key in undisturbed) or 1
     is_short = kind == "stop"  # its text ends before the last cuts
     assert cuts.num_made - num_made >= (1 if is_short else 2) * 65 * num_answers
+    for replica in replicas:
+        assert replica._admission.num_running == replica._admission.num_waiting == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [Park, Displace])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_answer_is_the_undisturbed_one_wherever_it_is_parked_or_displaced(
+    client: httpx.AsyncClient,
+    cuts: Cuts,
+    replicas: list[TextGenerator],
+    kind: str,
+    loss: type[Park | Displace],
+) -> None:
+    path, body = await body_of(client, kind)
+    undisturbed, _ = await ask(client, path, body, cuts, [])
+    num_made = cuts.num_made
+    found, num_parked = await ask(client, path, body, cuts, [loss(at) for at in range(65)])
+    assert_equal(found, undisturbed)
+    num_answers = sum(key.endswith("finish") for key in undisturbed) or 1
+    is_short = kind == "stop"  # its text ends before the last cuts
+    num_cuts = cuts.num_made - num_made
+    assert num_cuts >= (30 if is_short else 65) * num_answers
+    assert num_parked == (num_cuts if loss is Park else 0)
     for replica in replicas:
         assert replica._admission.num_running == replica._admission.num_waiting == 0
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, Self
 
-from deployments.contract.errors import ReplicaUnavailableError
+from deployments.contract.errors import RaystreamError, ReplicaUnavailableError
 
 RETRY_AFTER_S: Final = 5.0
 """When to come back after no replica took over: by then a new one may be up."""
@@ -14,6 +14,10 @@ RETRY_AFTER_S: Final = 5.0
 
 class ReplicaStoppedError(ReplicaUnavailableError):
     """The replica was stopped on purpose and has cancelled the request; it did not die of it."""
+
+
+class ParkedError(RaystreamError):
+    """The replica has given the text back, for others to run; nothing was lost."""
 
 
 class NoReplicaError(ReplicaUnavailableError):

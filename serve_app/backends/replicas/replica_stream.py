@@ -16,6 +16,7 @@ from deployments.contract.gen_ai_spans import ModelSpan, end
 from deployments.contract.generation import Accepted, GenerationEvent
 from deployments.contract.output import FinishReason, TextDelta
 from serve_app.backends.replicas.handles import Responses, cancel, read_to_end
+from serve_app.backends.replicas.replica_errors import ParkedError
 from serve_app.backends.replicas.stream_box import StreamBox
 from serve_app.backends.replicas.token_channels import TokenChannels
 
@@ -80,6 +81,7 @@ class ReplicaStream:
             ReplicaUnavailableError: The replica, its engine or the channel to it is lost.
             GenerationAbortedError: The replica was stopped; the text may go on elsewhere.
             GenerationFailedError: The sequence has failed.
+            ParkedError: The replica has given the text back.
         """
         if self._error is not None:
             raise self._error
@@ -116,7 +118,7 @@ class ReplicaStream:
 
     def _end(self) -> None:
         self._ended = True
-        end(self._span, self._error)
+        end(self._span, None if isinstance(self._error, ParkedError) else self._error)
         self._channels.close(self._box)
 
     async def _watch(self) -> None:
@@ -137,6 +139,8 @@ def _error_of(last: TextDelta) -> RaystreamError | None:
             return ReplicaUnavailableError("The model's replica has failed.")
         case FinishReason.ABORT:
             return GenerationAbortedError("The text was aborted before it was finished.")
+        case FinishReason.PARKED:
+            return ParkedError("The text was parked.")
         case FinishReason.ERROR:
             return GenerationFailedError(last.error or "The sequence failed in the engine.")
     return None

@@ -1,10 +1,12 @@
 """A model that outlives its replicas: streams go on elsewhere, and calls are repeated.
 
-`failover_stream` moves a stream; `retries` decides what follows from a loss.
+`failover_stream` moves a stream; `retries` decides what follows from a loss, and `parking` when a
+stream goes on that has made room for others.
 """
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -18,6 +20,7 @@ from deployments.contract.pooling import PoolingRequest
 from serve_app.backends.replicas.backend import AnswerT, Backend, PingRequest
 from serve_app.backends.replicas.replica_departures import Departures
 from serve_app.backends.streams.failover_stream import FailoverStream
+from serve_app.backends.streams.parking import ParkingLot
 from serve_app.backends.streams.retries import AskWhy, FailoverLimits, Retries, may_run
 
 MAX_NUM_HAND_OVERS: Final = 16
@@ -33,6 +36,7 @@ class Failover:
         limits: FailoverLimits,
         why_none: AskWhy = may_run,
         departures: Departures | None = None,
+        lot: ParkingLot | None = None,
     ) -> None:
         """Wrap a model.
 
@@ -41,11 +45,13 @@ class Failover:
             limits: Limits on the search for another replica.
             why_none: See `Retries`.
             departures: Says which replicas are about to end; None: no replica ever is.
+            lot: Holds its parked streams; None: none is ever parked.
         """
         self._backend = backend
         self._limits = limits
         self._why_none = why_none
         self._departures = departures
+        self._lot = lot
         self._hand_overs = asyncio.Semaphore(MAX_NUM_HAND_OVERS)
 
     def send(self, request: Request[AnswerT]) -> Coroutine[Any, Any, AnswerT]:
@@ -56,6 +62,7 @@ class Failover:
 
         Raises:
             GenerationFailedError: The request is taken for the cause of its replicas' deaths.
+            OverloadedError: As many streams are parked as may be; see `ParkingLot.require_room`.
             PoolingFailedError: The same, of texts.
             RaystreamError: See `Backend.send`, `Retries.note_loss` and `Retries.until_taken`.
         """
@@ -66,6 +73,10 @@ class Failover:
         retries_of = partial(Retries, self._limits, why_none=self._why_none)
         match request:
             case GenerationRequest():
+                if self._lot is not None:
+                    if not request.is_admitted:
+                        self._lot.require_room(request.claim)
+                    request = replace(request, may_park=True)
                 retries = retries_of(GenerationFailedError, is_accepted=request.is_admitted)
                 stream = await retries.until_taken(lambda: backend.send(retries.noted_in(request)))
                 retries.is_accepted = True
@@ -77,6 +88,7 @@ class Failover:
                     self._limits,
                     self._hand_overs,
                     self._departures,
+                    self._lot,
                 )
             case PoolingRequest():
                 retries = retries_of(PoolingFailedError, is_accepted=True)

@@ -12,6 +12,9 @@ When its replica is only about to end, the stream opens at the next one first, a
 (`_hand_over`). Between the two it passes nothing on, so that the second one begins exactly where
 the first one has ended.
 
+A replica may also give the text back, for others to run: then it is parked (`parking`), and opens
+again in the same way when it is its turn. Nothing was lost, so that counts as no move.
+
 `serve_app.backends.streams.retries` decides what follows from a loss.
 """
 
@@ -20,12 +23,18 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Self
 
+from deployments.contract.claims import Claim
 from deployments.contract.errors import RaystreamError, ReplicaUnavailableError
 from deployments.contract.generation import GenerationRequest, GenerationStream
 from deployments.contract.output import TextDelta
 from serve_app.backends.replicas.backend import Backend
 from serve_app.backends.replicas.replica_departures import Departures
-from serve_app.backends.replicas.replica_errors import NoReplicaError, ReplicaStoppedError
+from serve_app.backends.replicas.replica_errors import (
+    NoReplicaError,
+    ParkedError,
+    ReplicaStoppedError,
+)
+from serve_app.backends.streams.parking import ParkedPlace, ParkingLot
 from serve_app.backends.streams.retries import LOST, FailoverLimits, Retries
 from serve_app.http.stream_notices import Notice
 
@@ -42,6 +51,7 @@ class FailoverStream:
         limits: FailoverLimits,
         hand_overs: asyncio.Semaphore,
         departures: Departures | None = None,
+        lot: ParkingLot | None = None,
     ) -> None:
         """Take over an accepted stream.
 
@@ -53,6 +63,7 @@ class FailoverStream:
             limits: Limits on the search for another replica.
             hand_overs: Held while the stream opens at another replica before it leaves its own.
             departures: See `Failover`.
+            lot: Takes the stream while it is parked; None if no replica gives it back.
         """
         self.accepted = stream.accepted
         self._backend = backend
@@ -61,6 +72,14 @@ class FailoverStream:
         self._limits = limits
         self._hand_overs = hand_overs
         self._departures = departures
+        self._lot = lot
+        self._place: ParkedPlace | None = None  # while it is parked, until it goes on
+        self._parked = ExitStack()  # closing it ends what is counted of that time
+        self._may_park = lot is not None
+        self._waited_s = request.claim.waited_s
+        self._now_s = asyncio.get_running_loop().time
+        self._last_s = self._now_s()  # of what came last
+        self._told_s = 0.0  # of the latest notice
         self._watch = ExitStack()  # closing it ends the watch on the stream's replica
         self._token_ids = list(request.generated_token_ids)
         self._num_prompt_logprobs = request.num_prompt_logprobs
@@ -89,7 +108,7 @@ class FailoverStream:
             stream = self._stream
             try:
                 deltas = await anext(self._deltas)
-            except LOST as error:
+            except (*LOST, ParkedError) as error:
                 if self._is_ended:
                     raise StopAsyncIteration from error
                 if not await self._has_left(stream):
@@ -118,6 +137,7 @@ class FailoverStream:
         self._is_ended = True
         self._stay()
         self._watch.close()
+        self._leave_lot()
 
     def _begin(self, stream: GenerationStream) -> None:
         """Read from this stream from here on."""
@@ -134,12 +154,16 @@ class FailoverStream:
         """Remember what deltas bring; return those to pass on."""
         if not deltas:
             return deltas
+        now_s = self._now_s()
         if self._is_first_message:
             self._is_first_message = False
+            self._waited_s += self._silent_s
+            self._leave_lot()
             has_begun = self._num_before or self._num_prompt_logprobs
             if has_begun and deltas[0].num_cached_tokens:
                 # The first stream has told how much of the prompt was cached.
                 deltas = [replace(deltas[0], num_cached_tokens=0), *deltas[1:]]
+        self._last_s = now_s
         for delta in deltas:
             self._token_ids += delta.token_ids
             if delta.prompt_logprobs:
@@ -149,7 +173,7 @@ class FailoverStream:
         return deltas
 
     async def _move(self, loss: RaystreamError) -> None:
-        """Go on at another replica.
+        """Go on at another replica, or at any if this one has parked the stream.
 
         Raises:
             RaystreamError: See `Retries.note_loss` and `Retries.until_taken`.
@@ -158,22 +182,50 @@ class FailoverStream:
         self._stay()
         self._watch.close()
         await self._stream.aclose()
-        num_gained = len(self._token_ids) - self._num_before
+        notice = Notice.WAITING
         try:
-            self._retries.note_loss(loss, has_started=True, num_gained=num_gained)
+            if isinstance(loss, ParkedError):
+                notice = Notice.PARKED
+                self._park()
+            else:
+                num_gained = len(self._token_ids) - self._num_before
+                self._retries.note_loss(loss, has_started=True, num_gained=num_gained)
             self._opening = asyncio.ensure_future(self._open_again())
-            await self._wait_for(self._opening)
+            await self._wait_for(self._opening, notice)
         except RaystreamError:
             self._end()
             raise
         self._opening = None
-        self._retries.tell(Notice.MOVED)
+        if notice is Notice.WAITING:
+            self._retries.tell(Notice.MOVED)
 
-    async def _wait_for(self, opening: asyncio.Task[None]) -> None:
+    def _park(self) -> None:
+        """Take a place among the parked streams; without one, the stream goes on as a lost one."""
+        if self._place is not None:  # no replica had a turn for it
+            self._place.end_turn()
+            if self._now_s() - self._told_s >= self._limits.notice_interval_s:
+                self._tell(Notice.PARKED)
+            return
+        assert self._lot is not None, "no replica parks a stream that has no lot"
+        silent_s = self._now_s() - self._last_s  # in the replica, which it had to leave
+        claim = replace(self._request.claim, waited_s=self._waited_s + silent_s)
+        self._place = self._lot.enter(claim)
+        self._may_park = self._place is not None
+        self._parked.enter_context(self._retries.parked())
+        self._tell(Notice.PARKED)
+
+    def _leave_lot(self) -> None:
+        """Note that the stream goes on, or has ended."""
+        self._parked.close()
+        if self._place is not None:
+            self._place.leave()
+            self._place = None
+
+    async def _wait_for(self, opening: asyncio.Task[None], notice: Notice) -> None:
         """Wait until the stream is open again, and tell the client so from time to time."""
         try:
             while not (await asyncio.wait([opening], timeout=self._limits.notice_interval_s))[0]:
-                self._retries.tell(Notice.WAITING)
+                self._tell(notice)
         finally:
             opening.cancel()  # if the reader was cancelled; `aclose` waits for the end
         if self._is_ended:  # closed meanwhile
@@ -181,7 +233,24 @@ class FailoverStream:
         opening.result()
 
     async def _open_again(self) -> None:
+        if self._place is not None:
+            await self._place.wait_for_turn()
         self._begin(await self._retries.until_taken(lambda: self._backend.send(self._resumption())))
+
+    def _tell(self, notice: Notice) -> None:
+        """Tell the client why it waits."""
+        self._told_s = self._now_s()
+        self._retries.tell(notice)
+
+    @property
+    def _claim(self) -> Claim:
+        """The request's, with what it has waited for its turns after its first one."""
+        return replace(self._request.claim, waited_s=self._waited_s + self._silent_s)
+
+    @property
+    def _silent_s(self) -> float:
+        """Seconds since something came, if the stream is parked."""
+        return 0.0 if self._place is None else self._now_s() - self._last_s
 
     def _resumption(self, *, is_planned: bool = False) -> GenerationRequest:
         """Return the request for the rest of the text; it no longer belongs to a group."""
@@ -193,6 +262,9 @@ class FailoverStream:
             is_planned=is_planned,
             fingerprint=self.accepted.fingerprint,
             group=None,
+            claim=self._claim,
+            may_park=self._may_park,
+            is_parked=self._place is not None and not is_planned,
         )
 
     def _leave(self) -> None:

@@ -14,6 +14,7 @@ Shared by generators and poolers; it knows neither Ray nor HTTP.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -264,6 +265,10 @@ class Retries:
     def _note(self, reason: MoveReason) -> None:
         if self._record is not None:
             self._record.moved(reason)
+
+    def parked(self) -> AbstractContextManager[None]:
+        """Note that the stream is parked while the block runs."""
+        return nullcontext() if self._record is None else self._record.parked()
 
     def tell(self, notice: Notice) -> None:
         """Tell the client, if it reads a stream."""

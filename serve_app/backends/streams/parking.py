@@ -1,0 +1,154 @@
+"""The parked streams of one model: those that have begun, gave up their place, and wait to go on.
+
+A parked stream is only its request and what its client has of the answer; it holds nothing of a
+replica. One of them at a time is offered to the replica that the router picks, in the order of
+their claims; the next follows once that one goes on. A replica that has no turn for it soon gives
+it back. So however many are parked, an ingress asks about once a second.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final
+
+from deployments.contract.claims import Claim, ClaimQueue
+from deployments.contract.errors import OverloadedError, OverloadReason
+
+RETRY_AFTER_S: Final = 5.0
+"""When to come back after the lot was full: by then some streams may have gone on."""
+
+OFFER_INTERVAL_S: Final = 0.1
+"""The least time from one that was given back to the next offer: replicas that are full give it
+back at once."""
+
+
+@dataclass(eq=False)
+class ParkedPlace:
+    """The place of one parked stream; see `ParkingLot.enter`.
+
+    Attributes:
+        claim: The claim of its request.
+        arrival: Its number among all that ever came; lower is older.
+        came_s: When it was parked, moved back by what it had waited before, by the loop's clock.
+        is_resumed: Whether it goes before new ones: all that are parked have begun.
+    """
+
+    lot: "ParkingLot"
+    claim: Claim
+    arrival: int
+    came_s: float
+    is_resumed: bool = True
+    _turn: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait_for_turn(self) -> None:
+        """Wait until it is this stream that is offered."""
+        await self._turn.wait()
+
+    def begin_turn(self) -> None:
+        """Note that it is offered from now on."""
+        self._turn.set()
+
+    def end_turn(self) -> None:
+        """Note that it was given back: it waits again, at its place."""
+        if self._turn.is_set():
+            self._turn.clear()
+            self.lot.take_back(self)
+
+    def leave(self) -> None:
+        """Give the place up: the stream goes on, or has ended. Leaving twice is harmless."""
+        self.lot.leave(self)
+
+
+class ParkingLot:
+    """Holds a bounded number of parked streams, and offers one at a time."""
+
+    def __init__(
+        self, max_parked: int, aging_s: float, interval_s: float = OFFER_INTERVAL_S
+    ) -> None:
+        """Start empty.
+
+        Args:
+            max_parked: The most streams that it holds.
+            aging_s: Seconds of waiting that are worth one step of priority.
+            interval_s: The least time from one that was given back to the next offer.
+        """
+        self._max_parked = max_parked
+        self._interval_s = interval_s
+        self._queue = ClaimQueue[ParkedPlace](aging_s)
+        self._held: dict[ParkedPlace, None] = {}
+        self._offered: ParkedPlace | None = None
+        self._pause: asyncio.TimerHandle | None = None
+        self._num_arrivals = 0
+
+    def __len__(self) -> int:
+        """Return how many streams are parked."""
+        return len(self._held)
+
+    def enter(self, claim: Claim) -> ParkedPlace | None:
+        """Return a place for a stream that was parked; None if there is none.
+
+        Args:
+            claim: With what it has waited until now.
+        """
+        if len(self._held) >= self._max_parked:
+            return None
+        came_s = asyncio.get_running_loop().time() - claim.waited_s
+        place = ParkedPlace(self, claim, self._num_arrivals, came_s)
+        self._num_arrivals += 1
+        self._held[place] = None
+        self._queue.add(place)
+        self._offer_next()
+        return place
+
+    def require_room(self, claim: Claim) -> None:
+        """Refuse new work that could only be parked, too.
+
+        Work of a better priority than all that are parked is let through, and so is that of a
+        tenant who has less than its part of a full lot.
+
+        Raises:
+            OverloadedError: The lot is full, of streams that go before it.
+        """
+        if len(self._held) < self._max_parked or not self._held:
+            return
+        claims = [place.claim for place in self._held]
+        if claim.priority < min(each.priority for each in claims):
+            return
+        weights = {each.tenant: each.weight for each in claims} | {claim.tenant: claim.weight}
+        part = self._max_parked * claim.weight / sum(weights.values())
+        if sum(each.tenant == claim.tenant for each in claims) < part:
+            return
+        raise OverloadedError(
+            f"{len(self._held)} answers that have begun wait to go on (limits.max_parked is "
+            f"{self._max_parked}). Try again in {RETRY_AFTER_S:g} s.",
+            None,
+            RETRY_AFTER_S,
+            OverloadReason.PARKED,
+        )
+
+    def take_back(self, place: ParkedPlace) -> None:
+        """Let the one that was offered wait again; the next is offered a little later."""
+        self._offered = None
+        self._queue.add(place)
+        self._pause = asyncio.get_running_loop().call_later(self._interval_s, self._end_pause)
+
+    def leave(self, place: ParkedPlace) -> None:
+        """Drop a stream, if it is still here."""
+        if place not in self._held:
+            return
+        del self._held[place]
+        if place is self._offered:
+            self._offered = None
+            self._offer_next()
+        else:
+            self._queue.remove(place)
+
+    def _end_pause(self) -> None:
+        self._pause = None
+        self._offer_next()
+
+    def _offer_next(self) -> None:
+        if self._offered is None and self._pause is None:
+            self._offered = self._queue.first
+            if self._offered is not None:
+                self._queue.remove(self._offered)
+                self._offered.begin_turn()

@@ -1,0 +1,117 @@
+"""Streams of a low priority make room for better ones, and are what they were to be."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.generator.admission import engine_run
+from deployments.text_generator import TextGenerator
+from tests.faults.cut_replicas import Cuts, two_replicas
+from tests.faults.test_lost_at_each_token import CHAT, FOLDER, SEEDED, assert_equal, told
+from tests.serve_app.sse_decoder import SseDecoder, events_of
+
+NUM_LOW, NUM_HIGH = 10, 8
+
+
+@pytest.fixture(scope="module")
+def replicas(cuts: Cuts) -> Iterator[list[TextGenerator]]:
+    with two_replicas(
+        FOLDER, cuts, max_model_len=384, max_num_seqs=3, prefix_caching=False
+    ) as made:
+        yield made
+
+
+async def ask(client: httpx.AsyncClient, **changes: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return what a stream tells, and its comments."""
+    body = {**SEEDED, **changes, "stream": True, "stream_options": {"include_usage": True}}
+    answer = await client.post(CHAT, json=body)
+    assert answer.status_code == 200, answer.text
+    decoder = SseDecoder()
+    decoder.feed(answer.content)
+    return told(events_of(answer.content)), decoder.comments
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("park_after_s", [0, 0.05, 60], ids=["parked", "some parked", "displaced"])
+async def test_low_streams_make_room_and_all_are_the_undisturbed_ones(
+    client: httpx.AsyncClient,
+    replicas: list[TextGenerator],
+    monkeypatch: pytest.MonkeyPatch,
+    park_after_s: float,
+) -> None:
+    monkeypatch.setattr(engine_run, "PARK_AFTER_S", park_after_s)
+    seeds = range(NUM_LOW + NUM_HIGH)
+    undisturbed = [(await ask(client, seed=seed))[0] for seed in seeds]
+    num_preempted = sum(displacements(replica) for replica in replicas)
+
+    lows = [asyncio.ensure_future(ask(client, seed=seed, priority=5)) for seed in seeds[:NUM_LOW]]
+    highs = []
+    for seed in seeds[NUM_LOW:]:
+        await until_busy(replicas)
+        highs.append(asyncio.ensure_future(ask(client, seed=seed, priority=0)))
+        await asyncio.sleep(0)
+    found = await asyncio.gather(*lows, *highs)
+
+    for (told_now, _), expected in zip(found, undisturbed, strict=True):
+        assert_equal(told_now, expected)
+    comments = [comment for _, each in found for comment in each]
+    assert not any("parked" in each for _, each in found[NUM_LOW:])
+    assert ("parked" in comments) == (park_after_s < 1)
+    assert "moved" not in comments
+    assert sum(displacements(replica) for replica in replicas) > num_preempted
+    for replica in replicas:
+        counted = replica._admission
+        assert counted.num_running == counted.num_waiting == counted.num_outside == 0
+
+
+async def until_busy(replicas: list[TextGenerator]) -> None:
+    """Wait until no replica has room, or has nothing more to do."""
+    async with asyncio.timeout(60):
+        while any(each._admission.num_running < 3 for each in replicas):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+def displacements(replica: TextGenerator) -> int:
+    """Return how many sequences have come back into a replica's engine."""
+    return replica._engine.stats.num_resumed
+
+
+@pytest.mark.slow
+async def test_a_parked_answer_that_is_not_streamed_only_takes_longer(
+    client: httpx.AsyncClient,
+    replicas: list[TextGenerator],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_run, "PARK_AFTER_S", 0)
+    whole = (await client.post(CHAT, json=SEEDED)).json()
+    body = {**SEEDED, "priority": 3}
+    lows = [asyncio.ensure_future(client.post(CHAT, json=body)) for _ in range(6)]
+    await until_busy(replicas)
+    highs = [asyncio.ensure_future(ask(client)) for _ in range(6)]
+    for answer in await asyncio.gather(*lows):
+        assert answer.json()["choices"] == whole["choices"]
+        assert answer.json()["usage"] == whole["usage"]
+    await asyncio.gather(*highs)
+
+
+@pytest.mark.slow
+async def test_a_client_that_leaves_a_parked_stream_frees_it(
+    client: httpx.AsyncClient,
+    replicas: list[TextGenerator],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_run, "PARK_AFTER_S", 0)
+    lows = [asyncio.ensure_future(ask(client, priority=5, max_tokens=300)) for _ in range(6)]
+    await until_busy(replicas)
+    highs = [asyncio.ensure_future(ask(client)) for _ in range(6)]
+    await asyncio.gather(*highs)
+    for low in lows:
+        low.cancel()
+    await asyncio.gather(*lows, return_exceptions=True)
+    async with asyncio.timeout(30):
+        while any(each._admission.num_running for each in replicas):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert all(each._admission.num_waiting == 0 for each in replicas)

@@ -1,0 +1,184 @@
+"""Parked streams: their order, their bound, and how they go on."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from deployments.contract.claims import Claim
+from deployments.contract.errors import OverloadedError, OverloadReason, ReplicaUnavailableError
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.output import TextDelta
+from deployments.contract.sampling_params import SamplingParams
+from serve_app.backends.replicas.replica_errors import ParkedError
+from serve_app.backends.streams.failover import Failover
+from serve_app.backends.streams.parking import ParkedPlace, ParkingLot
+from serve_app.backends.streams.retries import FailoverLimits
+from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
+from serve_app.http.stream_notices import Notice
+from tests.serve_app.backends.fake_replicas import Fate, Replicas
+from tests.stopped_clock import settle, stop_clock
+
+PARKED = ParkedError("parked")
+REQUEST = GenerationRequest("r", "hi", SamplingParams(max_tokens=6))
+
+
+def lot_of(max_parked: int = 8) -> ParkingLot:
+    return ParkingLot(max_parked, aging_s=60, interval_s=0)
+
+
+def entered(lot: ParkingLot, priority: int = 0, tenant: str = "") -> ParkedPlace:
+    place = lot.enter(Claim(priority, tenant))
+    assert place is not None
+    return place
+
+
+def has_turn(place: ParkedPlace) -> bool:
+    return place._turn.is_set()
+
+
+async def test_one_stream_is_offered_at_a_time_in_the_order_of_priority_and_arrival() -> None:
+    lot = lot_of()
+    first, low, second, best = (entered(lot, priority) for priority in (0, 1, 0, -1))
+    order = []
+    while len(lot):
+        offered = [each for each in (first, low, second, best) if has_turn(each)]
+        [place] = [each for each in offered if each not in order]
+        order.append(place)
+        place.leave()
+        place.leave()
+    assert order == [first, best, second, low]
+
+
+async def test_one_that_was_given_back_waits_again_at_its_place() -> None:
+    lot = lot_of()
+    first, second = entered(lot), entered(lot)
+    better = entered(lot, -1)
+    first.end_turn()
+    assert not has_turn(first)
+    await asyncio.wait_for(better.wait_for_turn(), 5)
+    better.leave()
+    assert has_turn(first)
+    assert not has_turn(second)
+
+
+async def test_one_that_ends_while_it_waits_is_never_offered() -> None:
+    lot = lot_of()
+    first, second, third = entered(lot), entered(lot), entered(lot)
+    second.leave()
+    first.leave()
+    assert has_turn(third)
+    assert not has_turn(second)
+    assert len(lot) == 1
+
+
+async def test_a_full_lot_takes_none_and_refuses_new_work_that_could_only_be_parked() -> None:
+    lot = lot_of(max_parked=4)
+    for _ in range(3):
+        entered(lot, 1, "a")
+    lot.require_room(Claim(1, "a"))
+    entered(lot, 2, "b")
+    assert lot.enter(Claim(0, "c")) is None
+    with pytest.raises(OverloadedError) as caught:
+        lot.require_room(Claim(1, "a"))
+    assert caught.value.reason is OverloadReason.PARKED
+    assert caught.value.retry_after_s == 5
+    lot.require_room(Claim(0, "a"))  # it would go before all that are parked
+    lot.require_room(Claim(1, "b"))  # it has less than its part
+    with pytest.raises(OverloadedError):
+        lot.require_room(Claim(1, "b", weight=0.1))
+
+
+async def read(stream: AsyncIterator[list[TextDelta]]) -> list[int]:
+    deltas = [each async for together in stream for each in together]
+    return [token for each in deltas for token in each.token_ids]
+
+
+def parking(
+    fates: Sequence[Fate], lot: ParkingLot | None = None
+) -> tuple[Replicas, Failover, list[str]]:
+    """Return a model whose attempts meet these fates, and the notices that its client gets."""
+    replicas = Replicas(fates=fates)
+    limits = FailoverLimits(timeout_s=5, notice_interval_s=2)
+    notices: list[str] = []
+    record = RequestRecord("r", "POST", lambda: 0.0, 0.0)
+    record.on_notice = notices.append
+    CURRENT_RECORD.set(record)
+    return replicas, Failover(replicas, limits, lot=lot_of() if lot is None else lot), notices
+
+
+async def test_a_parked_stream_goes_on_where_it_was_and_is_no_move() -> None:
+    fates = [Fate(2, PARKED), Fate(0, PARKED), Fate(2, PARKED)]
+    lot = lot_of()
+    replicas, model, notices = parking(fates, lot)
+    undisturbed = await read(await Failover(Replicas(), FailoverLimits(5)).send(REQUEST))
+    assert await read(await model.send(REQUEST)) == undisturbed
+    assert [len(each.generated_token_ids) for each in replicas.requests] == [0, 2, 2, 4]
+    assert [each.is_parked for each in replicas.requests] == [False, True, True, True]
+    assert all(each.may_park for each in replicas.requests)
+    assert all(each.is_resumed for each in replicas.requests[1:])
+    assert notices == [Notice.PARKED, Notice.PARKED], "once each time that it has gone on before"
+    assert len(lot) == 0
+
+
+async def test_more_parkings_than_moves_are_allowed_do_no_harm() -> None:
+    _, model, _ = parking([Fate(0, PARKED)] * 30)
+    assert len(await read(await model.send(REQUEST))) == 6
+
+
+async def test_a_replica_lost_while_the_stream_is_parked_is_one_move() -> None:
+    fates = [Fate(2, PARKED), Fate(0, ReplicaUnavailableError("gone"))]
+    lot = lot_of()
+    replicas, model, notices = parking(fates, lot)
+    assert len(await read(await model.send(REQUEST))) == 6
+    assert notices == [Notice.PARKED, Notice.MOVED]
+    assert replicas.requests[2].is_parked
+    assert len(lot) == 0
+
+
+async def test_a_stream_beyond_a_full_lot_goes_back_as_one_that_is_not_parked_again() -> None:
+    replicas, model, _ = parking([Fate(2, PARKED)], lot_of(max_parked=0))
+    assert len(await read(await model.send(REQUEST))) == 6
+    assert not replicas.requests[1].is_parked
+    assert not replicas.requests[1].may_park
+    assert replicas.requests[1].is_resumed
+
+
+async def test_a_stream_that_is_closed_while_it_is_parked_is_never_offered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    advance = stop_clock(monkeypatch)
+    lot = lot_of()
+    blocking = entered(lot)
+    replicas, model, notices = parking([Fate(2, PARKED)], lot)
+    stream = await model.send(REQUEST)
+    reading = asyncio.ensure_future(read(stream))
+    await settle()
+    for _ in range(2):
+        advance(2)
+        await settle()
+    assert notices == [Notice.PARKED] * 3
+    await stream.aclose()
+    assert len(await reading) == 2
+    assert len(lot) == 1
+    blocking.leave()
+    await settle()
+    assert len(replicas.requests) == 1
+    assert replicas.num_open == 0
+
+
+async def test_the_next_replica_learns_how_long_the_stream_has_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    advance = stop_clock(monkeypatch)
+    lot = lot_of()
+    blocking = entered(lot)
+    replicas, model, _ = parking([Fate(2, PARKED)], lot)
+    reading = asyncio.ensure_future(read(await model.send(REQUEST)))
+    await settle()
+    advance(7)
+    await settle()
+    blocking.leave()
+    assert len(await reading) == 6
+    assert replicas.requests[0].claim.waited_s == 0
+    assert replicas.requests[1].claim.waited_s == 7
