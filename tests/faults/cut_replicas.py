@@ -95,7 +95,8 @@ def permit_of(generator: TextGenerator, take: Take) -> Permit:
     """Return the permit of the sequence that gets its deltas by `take`."""
     run = cast("MethodType", take).__self__
     estimate = generator._admission._estimate
-    return next(each for each in (*estimate._running, *estimate.queue) if each.run is run)
+    permits: tuple[Permit, ...] = (*estimate._running, *estimate.queue)
+    return next(each for each in permits if each.run is run)
 
 
 class Cuts:

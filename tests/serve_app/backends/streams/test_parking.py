@@ -1,14 +1,13 @@
 """Parked streams: their order, their bound, and how they go on."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from deployments.contract.claims import Claim
 from deployments.contract.errors import OverloadedError, OverloadReason, ReplicaUnavailableError
-from deployments.contract.generation import GenerationRequest
-from deployments.contract.output import TextDelta
+from deployments.contract.generation import GenerationRequest, GenerationStream
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.replicas.replica_errors import ParkedError
 from serve_app.backends.streams.failover import Failover
@@ -89,7 +88,7 @@ async def test_a_full_lot_takes_none_and_refuses_new_work_that_could_only_be_par
         lot.require_room(Claim(1, "b", weight=0.1))
 
 
-async def read(stream: AsyncIterator[list[TextDelta]]) -> list[int]:
+async def read(stream: GenerationStream) -> list[int]:
     deltas = [each async for together in stream for each in together]
     return [token for each in deltas for token in each.token_ids]
 
