@@ -61,7 +61,10 @@ class PoolerReplica(ModelReplica):
     def _start(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._num_batches_seen = 0
-        self._queue = RequestQueue(QueueLimits(0, None))  # nothing arrives before the start
+        self._queue = RequestQueue(
+            QueueLimits(0, None),  # nothing arrives before the start
+            priority_aging_s=self._spec.priority_aging_s,
+        )
         self._worker = self._open_worker()
         facts = self._facts = self._start_worker()
         self._queue.set_limits(QueueLimits(*self._queue_limits({})))

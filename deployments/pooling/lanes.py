@@ -58,6 +58,11 @@ class Answer:
         return self._job.claim
 
     @property
+    def came_s(self) -> float:
+        """When the job came, by its queue's clock."""
+        return self._job.came_s
+
+    @property
     def is_wanted(self) -> bool:
         """Whether the client still waits for the answer."""
         return not self._job.has_left and not self._job.answer.done()
@@ -206,7 +211,11 @@ class Lanes:
 
     def _take_sweeps(self) -> deque[EncodedText]:
         """Return all texts that are not handed out, in order."""
-        order = self._queue.in_order(self._sweeps)
+        came_s = {
+            queue: min(text.answer.came_s for text in sweep)
+            for queue, sweep in self._sweeps.items()
+        }
+        order = self._queue.in_order(came_s)
         waiting = deque(text for queue in order for text in self._sweeps[queue])
         self._sweeps = {}
         return waiting

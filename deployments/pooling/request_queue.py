@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from deployments.contract.claims import Claim, FairShares, TenantShare, cost
+from deployments.contract.claims import PRIORITY_AGING_S, Claim, FairShares, TenantShare, cost
 from deployments.contract.errors import (
     InvalidRequestError,
     OverloadedError,
@@ -82,13 +82,21 @@ class Job:
 class RequestQueue:
     """The waiting and running requests of one replica."""
 
-    def __init__(self, limits: QueueLimits, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: QueueLimits,
+        now_s: Callable[[], float] = time.monotonic,
+        *,
+        priority_aging_s: float = PRIORITY_AGING_S,
+    ) -> None:
         """Start empty.
 
         Args:
             limits: Limits on what may wait.
             now_s: Returns the time of a monotonic clock, in seconds.
+            priority_aging_s: Seconds of waiting that are worth one step of priority.
         """
+        self._priority_aging_s = priority_aging_s
         self._limits = limits
         self._now_s = now_s
         self._changed = threading.Condition()
@@ -218,14 +226,17 @@ class RequestQueue:
         with self._changed:
             return self._take([job for job in self._ready() if job.claim.queue not in queues])
 
-    def in_order(self, queues: Collection[tuple[int, str]]) -> list[tuple[int, str]]:
-        """Sort tenants and priorities: first the best priority, then what got least.
+    def in_order(self, came_s: Mapping[tuple[int, str], float]) -> list[tuple[int, str]]:
+        """Sort tenants and priorities: first the best priority, then the tenant that got least.
+
+        As at a model that generates (`ClaimQueue`), a request goes before one of the next better
+        priority that came `priority_aging_s` later.
 
         Args:
-            queues: See `Claim.queue`; the older of two equals comes first.
+            came_s: When the oldest of each came; see `Claim.queue`.
         """
         with self._changed:
-            return sorted(queues, key=self._order)
+            return sorted(came_s, key=self._order_of(came_s))
 
     def charge(self, computed: Iterable[tuple[Claim, int]]) -> None:
         """Count the tokens of texts that the device computes, each with its request's claim."""
@@ -241,11 +252,23 @@ class RequestQueue:
         now_s = self._now_s()
         for job in taken:
             job.taken_s = now_s
-        return sorted(taken, key=lambda job: self._order(job.claim.queue))
+        order = self._order_of({job.claim.queue: job.came_s for job in reversed(taken)})
+        return sorted(taken, key=lambda job: order(job.claim.queue))
 
-    def _order(self, queue: tuple[int, str]) -> tuple[int, float]:
-        priority, tenant = queue
-        return priority, self._shares.counter(tenant)
+    def _order_of(
+        self, came_s: Mapping[tuple[int, str], float]
+    ) -> Callable[[tuple[int, str]], tuple[float, int, float]]:
+        """Return what tenants and priorities are sorted by."""
+        oldest_s: dict[int, float] = {}
+        for (priority, _), since_s in came_s.items():
+            oldest_s[priority] = min(since_s, oldest_s.get(priority, since_s))
+
+        def order(queue: tuple[int, str]) -> tuple[float, int, float]:
+            priority, tenant = queue
+            due_s = oldest_s[priority] + priority * self._priority_aging_s
+            return due_s, priority, self._shares.counter(tenant)
+
+        return order
 
     def poke(self) -> None:
         """Make `take_all` return, even without requests."""

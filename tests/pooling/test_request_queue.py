@@ -223,6 +223,20 @@ def test_what_waits_is_taken_by_priority_share_and_age(stack: ExitStack) -> None
     assert queue.take_all() == [late]
 
 
+def test_who_has_waited_long_goes_before_a_better_priority(stack: ExitStack) -> None:
+    clock = HandClock()
+    queue = RequestQueue(ENOUGH, clock, priority_aging_s=60)
+    old = put(queue, stack, 1, claim=Claim(1, "a"))
+    clock.now_s += 59
+    better = put(queue, stack, 1, claim=B)
+    assert queue.in_order({A.queue: 1, (1, "a"): -60}) == [(1, "a"), A.queue]
+    assert queue.take_all() == [better, old]
+    old = put(queue, stack, 1, claim=Claim(1, "a"))
+    clock.now_s += 61
+    better = put(queue, stack, 1, claim=B)
+    assert queue.take_all() == [old, better]
+
+
 def test_one_tenant_s_requests_are_taken_from_beside_a_sweep_only_at_its_end(
     stack: ExitStack,
 ) -> None:
