@@ -1,5 +1,6 @@
 """Weights go from the file to the device, with `meta` in place of a GPU."""
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import (
     AutoModelForCausalLM,
     PreTrainedConfig,
@@ -37,11 +39,12 @@ SMALL_BYTES = 64 * 64  # less than any matrix has; rotary frequencies and norms 
 
 
 class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
-    """Notes the largest tensor that an operator makes on the host."""
+    """Notes the largest tensor that is made on the host, and the most that the device held."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as above
         self.host_bytes = 0
+        self.device_bytes = self.most_device_bytes = 0
 
     def __torch_dispatch__(
         self,
@@ -52,11 +55,24 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     ) -> Any:
         made = func(*args, **(kwargs or {}))
         given = {each.untyped_storage()._cdata for each in args if isinstance(each, torch.Tensor)}
-        if isinstance(made, torch.Tensor) and made.device.type == "cpu":
-            storage = made.untyped_storage()
-            if storage._cdata not in given:
-                self.host_bytes = max(self.host_bytes, storage.nbytes())
+        if isinstance(made, torch.Tensor) and made.untyped_storage()._cdata not in given:
+            # transformers makes the model without weights on `meta` first, by factory functions.
+            is_copy = any(isinstance(each, torch.Tensor) for each in tree_leaves(args))
+            self._note(made.untyped_storage(), made.device, is_copy=is_copy)
         return made
+
+    def _note(self, storage: torch.UntypedStorage, device: torch.device, *, is_copy: bool) -> None:
+        num_bytes = storage.nbytes()
+        if device.type == "cpu":
+            self.host_bytes = max(self.host_bytes, num_bytes)
+        if device.type == "cpu" or not is_copy:
+            return
+        self.device_bytes += num_bytes
+        self.most_device_bytes = max(self.most_device_bytes, self.device_bytes)
+        weakref.finalize(storage, self._free, num_bytes)
+
+    def _free(self, num_bytes: int) -> None:
+        self.device_bytes -= num_bytes
 
 
 MODELS: list[tuple[Callable[[Any], PreTrainedModel], PreTrainedConfig]] = [
@@ -79,28 +95,57 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedMo
     return load_weights(AutoModelForCausalLM, str(folder), config, dtype, None, device)
 
 
-def load_and_watch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[PreTrainedModel, int]:
-    """Load float32 weights in bfloat16 onto the device; return the largest host allocation."""
+def load_and_watch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[PreTrainedModel, Allocations]:
+    """Load float32 weights in bfloat16 onto the device, and watch what is allocated."""
     # Otherwise threads read the files, which a dispatch mode does not see.
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")
     with Allocations() as allocations:
         model = load(folder, torch.bfloat16, META)
-    return model, allocations.host_bytes
+    return model, allocations
 
 
 def test_no_weight_is_copied_or_cast_on_the_host(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, host_bytes = load_and_watch(folder, monkeypatch)
-    assert host_bytes < SMALL_BYTES
+    model, allocations = load_and_watch(folder, monkeypatch)
+    assert allocations.host_bytes < SMALL_BYTES
     assert {each.device for each in (*model.parameters(), *model.buffers())} == {META}
     assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
 
 
 def test_a_copy_on_the_host_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_files, "_reading_onto", nullcontext)
-    _, host_bytes = load_and_watch(folder, monkeypatch)
-    assert host_bytes >= SMALL_BYTES
+    _, allocations = load_and_watch(folder, monkeypatch)
+    assert allocations.host_bytes >= SMALL_BYTES
+
+
+def most_while_loading(model: PreTrainedModel) -> int:
+    """Return the bytes of a model, and of the largest weight in float32 or of a layer's experts."""
+    weights = {each.data_ptr() or id(each): each for each in model.parameters()}.values()
+    sizes = [each.numel() * 2 for each in weights]
+    return sum(sizes) + 2 * max(sizes) + SMALL_BYTES
+
+
+def test_the_device_never_holds_two_copies(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, allocations = load_and_watch(folder, monkeypatch)
+    assert allocations.device_bytes > 0
+    assert allocations.most_device_bytes <= most_while_loading(model)
+
+
+def test_a_second_copy_on_the_device_is_noticed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, kept = torch.Tensor.to, list[torch.Tensor]()
+
+    def to(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        kept.append(right(tensor, *arguments, **options))
+        return kept[-1]
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    model, allocations = load_and_watch(folder, monkeypatch)
+    assert allocations.most_device_bytes > most_while_loading(model)
 
 
 def test_each_weight_is_placed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
