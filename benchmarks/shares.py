@@ -47,7 +47,7 @@ NUM_SLOTS = 8
 """Sequences that a replica runs at once."""
 
 WEIGHTS = {"one": 1, "three": 3}
-NUM_CLIENTS = 32
+NUM_CLIENTS = 64
 """Of each key: more than all replicas' slots, so that both keys always wait."""
 
 NUM_CROWD = 50
