@@ -233,6 +233,23 @@ async def test_an_answer_is_the_undisturbed_one_wherever_it_is_parked_or_displac
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["seeded", "regex", "n=3", "logprobs"])
+async def test_replicas_may_be_lost_before_and_after_a_stream_is_parked(
+    client: httpx.AsyncClient, cuts: Cuts, kind: str
+) -> None:
+    path, body = await body_of(client, kind)
+    undisturbed, _ = await ask(client, path, body, cuts, [])
+    run = [
+        *(Cut(0, is_death=True), Park(0), Displace(1), Cut(2, is_death=False), Park(2), Park(3)),
+        *(Cut(20, is_death=True), Displace(20), Park(20), Cut(60, is_death=False), Park(64)),
+    ]
+    num_made = cuts.num_made
+    found, _ = await ask(client, path, body, cuts, run)
+    assert_equal(found, undisturbed)
+    assert cuts.num_made - num_made == len(run) * (3 if kind == "n=3" else 1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tools", "n=3", "image", "text-generation", "completions"])
 async def test_a_whole_answer_is_the_undisturbed_one(
     client: httpx.AsyncClient, cuts: Cuts, kind: str
