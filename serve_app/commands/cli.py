@@ -348,15 +348,21 @@ def demo(
     save_svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write what is shown as a picture.")
     ] = None,
+    parking: Annotated[
+        bool,
+        typer.Option("--parking", help="Park a slow answer for a chat; no replica is killed."),
+    ] = False,
 ) -> None:
-    """Show that answers outlive the replica that writes them.
+    """Show that answers outlive the replica that writes them, or wait for others and lose nothing.
 
     Starts a server of its own with two replicas, asks three questions, then asks them again and
-    kills a replica meanwhile. The last line compares both runs; the exit code is 1 if they differ.
+    kills a replica meanwhile. With --parking one replica runs one answer at a time: a slow one, and
+    then a chat that goes first. The last line compares both runs; the exit code is 1 if they
+    differ.
     """
     from serve_app.commands.user.demo.demo import run_demo
 
-    raise typer.Exit(run_demo(is_plain=no_color, keep=keep, svg=save_svg))
+    raise typer.Exit(run_demo(is_plain=no_color, keep=keep, svg=save_svg, parks=parking))
 
 
 @app.command()

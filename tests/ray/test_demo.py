@@ -1,4 +1,4 @@
-"""`raystream demo` as users run it: the kill, the comparison, and what is left behind."""
+"""`raystream demo` as users run it: a kill or a text that is parked, and what is left behind."""
 
 import os
 import re
@@ -24,12 +24,13 @@ Demo = tuple[subprocess.Popen[str], Path]
 
 
 @pytest.fixture
-def demo(tmp_path: Path) -> Iterator[Demo]:
-    """Start it, as from a terminal but without one."""
+def demo(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Demo]:
+    """Start it, as from a terminal but without one, with the options of the test's parameter."""
     # A variable with a user's keys changes nothing: the server is the demo's own.
     environment = {**os.environ, "HOME": str(tmp_path), "RAYSTREAM_API_KEYS": "x" * 32}
     output = tmp_path / "output"
     command = [sys.executable, "-m", "serve_app", "demo", "--save-svg", str(tmp_path / "demo.svg")]
+    command += getattr(request, "param", ())
     with output.open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", WITH_SIGNALS, *command],
@@ -75,6 +76,20 @@ def test_a_replica_is_killed_and_all_answers_are_equal(demo: Demo) -> None:
     check_left_behind(family, output)
     assert "3 of 3 equal" in (output.parent / "demo.svg").read_text().replace("&#160;", " ")
     assert {each.name for each in output.parent.iterdir()} <= {"output", "demo.svg", ".ray"}
+
+
+@pytest.mark.parametrize("demo", [("--parking",)], indirect=True)
+def test_a_slow_answer_is_parked_for_a_chat_and_is_equal(demo: Demo) -> None:
+    process, output = demo
+    wait_until(lambda: has_told(demo, "The page: "), DEADLINE_S)
+    family = family_of(process)
+    assert process.wait(DEADLINE_S) == 0, output.read_text()
+    lines = output.read_text().splitlines()
+    assert lines[-2:] == ["1 of 1 equal, 0 tokens lost", "Stopping the server."]
+    batch, chat = (next(line for line in lines if line.startswith(f"{n}: ")) for n in (1, 2))
+    assert re.search(r"priority 5: .* parked after \d+ tokens with a pause of", batch)
+    assert "parked" not in chat
+    check_left_behind(family, output)
 
 
 @pytest.mark.soak

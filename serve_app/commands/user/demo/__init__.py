@@ -1,1 +1,1 @@
-"""`raystream demo`: a replica is killed while it answers, and the answers are as if it were not."""
+"""`raystream demo`: a replica is killed, or a stream parked, and its answer is the same."""

@@ -1,7 +1,8 @@
-"""`raystream demo`: runs three streams undisturbed, then again while a replica is killed.
+"""`raystream demo`: runs streams undisturbed, then again while a replica is killed.
 
+With `--parking` it runs one at a server with one place, and then again while a chat goes first.
 The last line is computed: text, counts and ends of both runs are compared. A difference, or a kill
-that no stream has noticed, ends the command with 1.
+or a chat that no stream has noticed, ends the command with 1.
 """
 
 import asyncio
@@ -20,21 +21,28 @@ from serve_app.client.chat_client import ChatClient, ChatError
 from serve_app.commands.user.chat.screens import harmless
 from serve_app.commands.user.demo.replica_kill import kill_busiest
 from serve_app.commands.user.demo.screens import DemoScreen
-from serve_app.commands.user.demo.server import DemoError, DemoServer, serving
-from serve_app.commands.user.demo.streams import QUESTIONS, DemoStream, Verdict
+from serve_app.commands.user.demo.server import (
+    ONE_PLACE,
+    TWO_REPLICAS,
+    DemoError,
+    DemoServer,
+    serving,
+)
+from serve_app.commands.user.demo.streams import BATCH, CHAT, QUESTIONS, DemoStream, Verdict
 
 NONSENSE: Final = (
     "The model is tiny: beyond a docstring it writes nonsense, but the same nonsense each time."
 )
 
 
-def run_demo(*, is_plain: bool, keep: bool, svg: Path | None) -> int:
+def run_demo(*, is_plain: bool, keep: bool, svg: Path | None, parks: bool = False) -> int:
     """Show the demo; return the exit code.
 
     Args:
         is_plain: Write lines, even on a terminal.
         keep: Let the server run until Ctrl-C.
         svg: A file for a picture of what was shown.
+        parks: Show how a stream is parked, instead of how streams outlive a replica.
     """
     console = Console(highlight=False, no_color=is_plain or None)
     screen = DemoScreen(console, is_plain=is_plain or not console.is_terminal)
@@ -51,7 +59,7 @@ def run_demo(*, is_plain: bool, keep: bool, svg: Path | None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     try:
-        return _show(screen, keep=keep, svg=svg)
+        return _show(screen, keep=keep, svg=svg, parks=parks)
     except (DemoError, ChatError) as error:
         sys.stderr.write(f"Error: {harmless(str(error))}\n")
         return 1
@@ -59,16 +67,17 @@ def run_demo(*, is_plain: bool, keep: bool, svg: Path | None) -> int:
         return 128 + stopped_by
 
 
-def _show(screen: DemoScreen, *, keep: bool, svg: Path | None) -> int:
+def _show(screen: DemoScreen, *, keep: bool, svg: Path | None, parks: bool) -> int:
     if svg is not None:
         _require_writable(svg)
     started_s = time.monotonic()
-    with serving(lambda line: screen.tell(line, "dim")) as server:
-        with screen.busy("Starting a server with two replicas of pydoc-chat on this machine"):
+    size, compare = (ONE_PLACE, _compare_parked) if parks else (TWO_REPLICAS, _compare_moved)
+    with serving(lambda line: screen.tell(line, "dim"), size) as server:
+        with screen.busy(f"Starting a server with {size.told} on this machine"):
             server.wait_until_ready()
         screen.tell(f"Ready after {time.monotonic() - started_s:.0f} s. The page: {server.url}/")
         screen.tell(NONSENSE, "dim")
-        verdict = asyncio.run(_compare(server, screen))
+        verdict = asyncio.run(compare(server, screen))
         screen.tell(verdict.text(), "bold green" if verdict.is_proof else "bold red")
         if svg is not None:
             try:
@@ -95,7 +104,7 @@ def _require_writable(file: Path) -> None:
         raise DemoError(f"{file}: it can't be written")
 
 
-async def _compare(server: DemoServer, screen: DemoScreen) -> Verdict:
+async def _compare_moved(server: DemoServer, screen: DemoScreen) -> Verdict:
     """Run the streams twice, and kill a replica the second time."""
     client = ChatClient(server.url)
     undisturbed = [DemoStream(question) for question in QUESTIONS]
@@ -113,6 +122,28 @@ async def _compare(server: DemoServer, screen: DemoScreen) -> Verdict:
         for number, stream in enumerate(streams, 1):
             screen.tell(f"{number}: {stream.summary()}")
     return Verdict.of(streams, undisturbed)
+
+
+async def _compare_parked(server: DemoServer, screen: DemoScreen) -> Verdict:
+    """Run a batch's stream twice, the second time with a chat of a better priority beside it."""
+    client = ChatClient(server.url)
+    undisturbed, batch, chat = (DemoStream(question) for question in (BATCH, BATCH, CHAT))
+    started_s = time.monotonic()
+    with screen.during([undisturbed], stay=False):
+        await _read(client, undisturbed)
+    seconds = time.monotonic() - started_s
+    screen.tell(f"Undisturbed: {undisturbed.num_tokens} tokens, in {seconds:.1f} s.")
+    with screen.during([batch, chat], stay=True):
+        await asyncio.gather(_read(client, batch), _read_once_under_way(client, chat, batch))
+    if screen.is_plain:
+        for number, stream in enumerate((batch, chat), 1):
+            screen.tell(f"{number}: {stream.summary()}")
+    return Verdict.of([batch], [undisturbed], "the batch was never parked")
+
+
+async def _read_once_under_way(client: ChatClient, chat: DemoStream, batch: DemoStream) -> None:
+    await batch.under_way.wait()
+    await _read(client, chat)
 
 
 async def _read(client: ChatClient, stream: DemoStream) -> None:

@@ -24,7 +24,7 @@ ID_LENGTH: Final = 17
 
 SVG_FORMAT: Final = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {terminal_width} {terminal_height}" role="img">
-<title>raystream demo: a replica is killed while it answers</title>
+<title>raystream demo</title>
 <style>
 text {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; \
 font-size: {char_height}px; white-space: pre; }}
@@ -137,7 +137,9 @@ def part_to_show(stream: DemoStream, width: int) -> Text:
     text, end = Text(), 0
     for pause in stream.pauses:
         text.append(harmless(stream.text[end : pause.position]))
-        text.append(f"\xa0moved,\xa0{pause.seconds:.2f}\xa0s\xa0", style="#000000 on yellow")
+        text.append(
+            f"\xa0{pause.notice},\xa0{pause.seconds:.2f}\xa0s\xa0", style="#000000 on yellow"
+        )
         end = pause.position
     text.append(harmless(stream.text[end:]))
     lines = text.wrap(Console(width=width), width)

@@ -1,4 +1,4 @@
-"""The demo's own server: two replicas of pydoc-chat, for this machine only, that end with it."""
+"""The demo's own server: replicas of pydoc-chat, for this machine only, that end with it."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import yaml
 
@@ -22,7 +22,6 @@ from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
 from serve_app.shipped_files import CONFIG
 
 MODEL: Final = "pydoc-chat"
-NUM_REPLICAS: Final = 2
 LOCAL: Final = "127.0.0.1"
 POLL_S: Final = 0.2
 LAST_LINES: Final = 15
@@ -32,8 +31,27 @@ class DemoError(Exception):
     """The demo can't show anything; the message says why."""
 
 
-def two_replicas(shipped: Mapping[str, Any], port: int) -> dict[str, Any]:
-    """Return the shipped configuration with one ingress and two replicas of one model.
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a server is.
+
+    Attributes:
+        num_replicas: Replicas of the model.
+        max_num_seqs: Sequences that each runs at once.
+        told: The same in words.
+    """
+
+    num_replicas: int
+    max_num_seqs: int | Literal["auto"]
+    told: str
+
+
+TWO_REPLICAS: Final = Size(2, "auto", "two replicas of pydoc-chat")
+ONE_PLACE: Final = Size(1, 1, "one replica of pydoc-chat, which runs one text at a time")
+
+
+def demo_config(shipped: Mapping[str, Any], port: int, size: Size) -> dict[str, Any]:
+    """Return the shipped configuration with one ingress and one model of this size.
 
     Each replica computes with one thread on a CPU, so that the demo is the same on all machines.
     It needs no key: in a checkout the file may be changed, and the demo has no key to send.
@@ -47,9 +65,10 @@ def two_replicas(shipped: Mapping[str, Any], port: int) -> dict[str, Any]:
     if MODEL not in models or MODEL not in sections:
         raise DemoError(f"{CONFIG} has no model {MODEL}, which the demo shows")
     model = {**models[MODEL], "device": "cpu", "num_cpus": 0.3, "num_threads": 1}
+    model["max_num_seqs"] = size.max_num_seqs
     deployments = [
         {**_without(sections[name], "autoscaling_config"), "num_replicas": num}
-        for name, num in (("Ingress", 1), (MODEL, NUM_REPLICAS))
+        for name, num in (("Ingress", 1), (MODEL, size.num_replicas))
     ]
     args = {**application["args"], "auth": {}, "models": [model]}
     return {
@@ -90,7 +109,7 @@ class DemoServer:
 
 
 @contextmanager
-def serving(tell: Callable[[str], None]) -> Iterator[DemoServer]:
+def serving(tell: Callable[[str], None], size: Size = TWO_REPLICAS) -> Iterator[DemoServer]:
     """Start the server, and stop it at the end; `tell` shows that to the user.
 
     Raises:
@@ -98,7 +117,7 @@ def serving(tell: Callable[[str], None]) -> Iterator[DemoServer]:
     """
     with _folder() as name:
         folder, (port,) = Path(name), free_ports(1)
-        document = two_replicas(yaml.safe_load(CONFIG.read_text(encoding="utf-8")), port)
+        document = demo_config(yaml.safe_load(CONFIG.read_text(encoding="utf-8")), port, size)
         (folder / "serve_config.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
         process = _start(folder)
         try:

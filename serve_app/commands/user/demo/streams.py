@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from serve_app.client.chat_client import Delta, Notice, Usage
@@ -38,6 +38,10 @@ class Question:
             **self.sampling,
         }
 
+    def with_priority(self, priority: int) -> "Question":
+        """Return the same question, to be answered with a priority."""
+        return replace(self, sampling={**self.sampling, "priority": priority})
+
 
 CALL: Final = {
     "type": "object",
@@ -70,20 +74,25 @@ QUESTIONS: Final = (
     ),
 )
 
+BATCH: Final = replace(QUESTIONS[0], how="batch, priority 5").with_priority(5)
+CHAT: Final = replace(QUESTIONS[1], how="chat, priority 0").with_priority(0)
+
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Where a stream paused because its replica was lost.
+    """Where a stream paused.
 
     Attributes:
         position: How many characters had come.
         num_tokens: How many tokens had come.
         seconds: From the last token before to the first one after.
+        notice: Why: its replica was lost (moved), or others ran first (parked).
     """
 
     position: int
     num_tokens: int
     seconds: float
+    notice: str = stream_notices.Notice.MOVED
 
 
 @dataclass
@@ -109,7 +118,7 @@ class DemoStream:
     under_way: asyncio.Event = field(default_factory=asyncio.Event)
     now_s: Callable[[], float] = time.monotonic
     _last_s: float = 0.0
-    _has_moved: bool = False
+    _notice: str = ""
 
     @property
     def num_tokens(self) -> int:
@@ -127,15 +136,15 @@ class DemoStream:
             async for each in stream:
                 if isinstance(each, Delta):
                     self._gain(each)
-                elif each.text == stream_notices.Notice.MOVED:
-                    self._has_moved = True
+                elif each.text in (stream_notices.Notice.MOVED, stream_notices.Notice.PARKED):
+                    self._notice = each.text
 
     def _gain(self, delta: Delta) -> None:
         now_s = self.now_s()
-        if self._has_moved and delta.text:
-            pause = Pause(len(self.text), self.num_tokens, now_s - self._last_s)
-            self.pauses.append(pause)
-            self._has_moved = False
+        if self._notice and delta.text:
+            paused_s = now_s - self._last_s
+            self.pauses.append(Pause(len(self.text), self.num_tokens, paused_s, self._notice))
+            self._notice = ""
         self._last_s = now_s
         self.answer_id = delta.answer_id
         self.text += delta.text
@@ -146,11 +155,11 @@ class DemoStream:
 
     def summary(self) -> str:
         """Return its id, its length and its pauses in a line."""
-        moves = "".join(
-            f", moved after {pause.num_tokens} tokens with a pause of {pause.seconds:.2f} s"
-            for pause in self.pauses
+        pauses = "".join(
+            f", {each.notice} after {each.num_tokens} tokens with a pause of {each.seconds:.2f} s"
+            for each in self.pauses
         )
-        return f"{self.question.how}: {self.answer_id}, {self.num_tokens} tokens{moves}"
+        return f"{self.question.how}: {self.answer_id}, {self.num_tokens} tokens{pauses}"
 
     def is_equal(self, undisturbed: "DemoStream") -> bool:
         """Return whether text, counts and end are those of another stream."""
@@ -166,33 +175,41 @@ class Verdict:
         num_streams: How many were compared.
         num_equal: How many are equal.
         num_lost_tokens: How many tokens the others have less.
-        num_moved: How many have moved.
+        num_paused: How many have moved, or were parked.
+        without_pause: What it means if none has.
     """
 
     num_streams: int
     num_equal: int
     num_lost_tokens: int
-    num_moved: int
+    num_paused: int
+    without_pause: str = "no stream was on the killed replica"
 
     @classmethod
-    def of(cls, streams: Sequence[DemoStream], undisturbed: Sequence[DemoStream]) -> "Verdict":
+    def of(
+        cls,
+        streams: Sequence[DemoStream],
+        undisturbed: Sequence[DemoStream],
+        without_pause: str = without_pause,
+    ) -> "Verdict":
         """Compare."""
         pairs = list(zip(streams, undisturbed, strict=True))
         return cls(
             num_streams=len(pairs),
             num_equal=sum(stream.is_equal(other) for stream, other in pairs),
             num_lost_tokens=sum(max(0, other.num_tokens - own.num_tokens) for own, other in pairs),
-            num_moved=sum(bool(stream.pauses) for stream in streams),
+            num_paused=sum(bool(stream.pauses) for stream in streams),
+            without_pause=without_pause,
         )
 
     @property
     def is_proof(self) -> bool:
-        """Whether streams have moved, and all are equal."""
-        return self.num_moved > 0 and self.num_equal == self.num_streams
+        """Whether streams have paused, and all are equal."""
+        return self.num_paused > 0 and self.num_equal == self.num_streams
 
     def text(self) -> str:
         """Return the last line of the demo."""
         told = f"{self.num_equal} of {self.num_streams} equal, {self.num_lost_tokens} tokens lost"
-        if not self.num_moved:
-            told += "; but no stream was on the killed replica, so this shows nothing"
+        if not self.num_paused:
+            told += f"; but {self.without_pause}, so this shows nothing"
         return told

@@ -6,7 +6,14 @@ import yaml
 
 from benchmarks.free_port import free_port
 from serve_app.commands.check.check import find_problems
-from serve_app.commands.user.demo.server import DemoError, DemoServer, serving, two_replicas
+from serve_app.commands.user.demo.server import (
+    ONE_PLACE,
+    TWO_REPLICAS,
+    DemoError,
+    DemoServer,
+    demo_config,
+    serving,
+)
 from serve_app.config import AppConfig
 from serve_app.shipped_files import CONFIG
 from tests.failing import failing
@@ -15,7 +22,7 @@ from tests.failing import failing
 def test_its_configuration_is_the_shipped_one_with_two_replicas_of_one_model() -> None:
     shipped = yaml.safe_load(CONFIG.read_text())
     shipped["applications"][0]["args"]["auth"] = {"api_keys_file": "keys.yaml"}
-    document = two_replicas(shipped, 1234)
+    document = demo_config(shipped, 1234, TWO_REPLICAS)
     assert find_problems(yaml.safe_dump(document)) == []
     assert document["http_options"] == {"host": "127.0.0.1", "port": 1234}
     (application,) = document["applications"]
@@ -26,7 +33,16 @@ def test_its_configuration_is_the_shipped_one_with_two_replicas_of_one_model() -
     assert "auth" not in application["args"] or not application["args"]["auth"]
     shipped["applications"][0]["args"]["models"] = []
     with pytest.raises(DemoError, match="has no model pydoc-chat"):
-        two_replicas(shipped, 1234)
+        demo_config(shipped, 1234, TWO_REPLICAS)
+
+
+def test_the_server_of_the_parking_demo_runs_one_text_at_a_time() -> None:
+    document = demo_config(yaml.safe_load(CONFIG.read_text()), 1234, ONE_PLACE)
+    assert find_problems(yaml.safe_dump(document)) == []
+    (application,) = document["applications"]
+    (model,) = AppConfig.model_validate(application["args"]).models
+    assert model.max_num_seqs == 1
+    assert application["deployments"][1]["num_replicas"] == 1
 
 
 def test_a_server_that_ends_at_its_start_is_told_with_its_last_lines(tmp_path: Path) -> None:

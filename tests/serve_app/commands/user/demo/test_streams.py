@@ -4,7 +4,15 @@ from dataclasses import replace
 import pytest
 
 from serve_app.client.chat_client import ChatError, Delta, Notice, Usage
-from serve_app.commands.user.demo.streams import QUESTIONS, UNDER_WAY, DemoStream, Pause, Verdict
+from serve_app.commands.user.demo.streams import (
+    BATCH,
+    CHAT,
+    QUESTIONS,
+    UNDER_WAY,
+    DemoStream,
+    Pause,
+    Verdict,
+)
 from tests.hand_clock import HandClock
 from tests.offenders import every
 
@@ -48,6 +56,18 @@ async def test_a_pause_lasts_from_the_last_token_before_to_the_first_one_after()
     assert (stream.answer_id, stream.finish_reason) == ("id-1", "stop")
     told = "moved after 1 tokens with a pause of 1.75 s"
     assert stream.summary().endswith(f": id-1, 3 tokens, {told}")
+
+
+async def test_a_stream_that_is_parked_says_so() -> None:
+    stream = await read(
+        delta("Join ", 1), 0.5, Notice("parked"), 2.0, Notice("parked"), 1.0, delta("two", 2)
+    )
+    assert stream.pauses == [Pause(position=5, num_tokens=1, seconds=3.5, notice="parked")]
+    assert stream.summary().endswith("parked after 1 tokens with a pause of 3.50 s")
+
+
+def test_the_chat_of_the_parking_demo_has_the_better_priority() -> None:
+    assert (BATCH.body()["priority"], CHAT.body()["priority"]) == (5, 0)
 
 
 async def test_a_stream_that_does_not_move_has_no_pause() -> None:
@@ -107,3 +127,5 @@ def test_equal_streams_prove_nothing_if_none_has_moved() -> None:
     verdict = Verdict.of([complete()], [complete()])
     assert not verdict.is_proof
     assert verdict.text().startswith("1 of 1 equal, 0 tokens lost; but no stream")
+    told = Verdict.of([complete()], [complete()], "the batch was never parked").text()
+    assert told.endswith("; but the batch was never parked, so this shows nothing")

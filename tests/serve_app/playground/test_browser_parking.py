@@ -1,0 +1,65 @@
+"""Parking, as the page shows it: a slow answer of low priority, and then a chat that goes first."""
+
+import asyncio
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from playwright.async_api import Browser, expect
+
+from serve_app.config import AppConfig
+from serve_app.shipped_files import SHIPPED
+from tests.browser import tab_of
+from tests.serve_app.local_server import local_server
+from tests.serve_app.playground.served_page import Page
+
+DEADLINE_MS = 120_000
+SLOW = {"Temperature": "2", "Seed": "7", "Most tokens": "1200", "Priority": "5"}
+"""At such a temperature the model seldom ends by itself."""
+
+CHAT = {
+    "model": "pydoc-chat",
+    "messages": [{"role": "user", "content": "What does os.walk do?"}],
+    "min_tokens": 1200,
+    "max_tokens": 1200,
+}
+"""Long enough for the slow answer to be parked, in the place of several chats."""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Serve a replica that runs one text at a time."""
+    model = {
+        "id": "pydoc-chat",
+        "source": str(SHIPPED / "models" / "pydoc-chat"),
+        "device": "cpu",
+        "max_num_seqs": 1,
+    }
+    config = AppConfig.model_validate({"models": [model]})
+    with local_server(config) as server, server.listening() as url:
+        yield url
+
+
+async def test_a_slow_answer_is_parked_for_a_chat_and_goes_on(browser: Browser, url: str) -> None:
+    async with tab_of(browser) as tab, httpx.AsyncClient(base_url=url, timeout=120) as client:
+        page = Page(tab, url)
+        page.page.set_default_timeout(DEADLINE_MS)
+        await page.open()
+        texts = []
+        for is_disturbed in (True, False):
+            if not is_disturbed:
+                await page.button("New chat").click()
+            for label, value in SLOW.items():
+                await page.page.get_by_label(label).fill(value)
+            await page.ask("What does os.path.join do?")
+            if is_disturbed:
+                await expect(page.answer.locator(".prose")).not_to_be_empty()
+                chat = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
+                await page.says("Parked: others run first.")
+                assert (await chat).json()["usage"]["completion_tokens"] == CHAT["max_tokens"]
+            await page.is_done()
+            mark = page.answer.get_by_text("was parked while others ran; nothing was lost")
+            await expect(mark).to_have_count(1 if is_disturbed else 0)
+            texts.append(await page.answer.locator(".prose").inner_text())
+        assert texts[0] == texts[1]
+        page.check_quiet()
