@@ -15,7 +15,13 @@ from typing import Any, Final
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, core_model_loading
+from transformers import (
+    AutoConfig,
+    Mxfp4Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    core_model_loading,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from deployments.compute.device_errors import OUT_OF_MEMORY_SIGNS, is_out_of_memory
@@ -25,7 +31,7 @@ from deployments.contract.unsupported_model import (
     pointers_in,
     reason_of,
 )
-from deployments.plan.checkpoint import check_checkpoint
+from deployments.plan.checkpoint import DEQUANTIZED, check_checkpoint
 from deployments.plan.model_shape import choose_dtype_name, stored_dtype
 from deployments.plan.processor import has_bfloat16
 
@@ -283,6 +289,11 @@ def load_weights(
         Exception: What transformers raises; see `wrap_load_errors`.
     """
     model: PreTrainedModel
+    method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
+    dequantizing: dict[str, Any] = {}
+    if method is not None:
+        assert method in DEQUANTIZED, "`check_checkpoint` has refused all others"
+        dequantizing["quantization_config"] = Mxfp4Config(dequantize=True)
     with _reading_onto(device):
         model, info = auto.from_pretrained(
             source,
@@ -294,6 +305,7 @@ def load_weights(
             output_loading_info=True,
             # Otherwise the error about weights of other shapes points to a table in the log.
             ignore_mismatched_sizes=True,
+            **dequantizing,
         )
     _require_all_weights(source, info, advice, optional)
     torch.nn.Module.to(model, device)  # what no file holds, such as rotary frequencies

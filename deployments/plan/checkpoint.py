@@ -26,6 +26,9 @@ QUANTIZED_KEYS: Final[Mapping[str, str]] = {
 }
 """Keys of a configuration that mark quantized weights, each with the method if it names none."""
 
+DEQUANTIZED: Final = frozenset({"mxfp4"})
+"""Methods whose weights become plain ones when they are loaded. gpt-oss has no other checkpoint."""
+
 QUANTIZED_FILES: Final[Mapping[str, str]] = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
@@ -42,7 +45,7 @@ TEMPLATE_FOLDER: Final = "additional_chat_templates"
 def check_checkpoint(
     source: str, revision: str | None, *, local_only: bool = False, may_be_quantized: bool = False
 ) -> None:
-    """Refuse a checkpoint with an adapter or with quantized weights.
+    """Refuse a checkpoint with an adapter, or with weights that stay quantized.
 
     A file that is missing or can't be read refuses nothing: loading says what is wrong with it.
     The hub is asked only until the model's configuration is in the cache: without a network, each
@@ -68,6 +71,7 @@ def check_checkpoint(
         return
     config = find_file(source, revision, CONFIG_FILE, local_only=local_only)
     methods = [] if config is None else [*_quantized_by(_read(config))]
+    methods = [method for method in methods if method not in DEQUANTIZED]
     methods += [
         method
         for name, method in QUANTIZED_FILES.items()

@@ -310,7 +310,9 @@ def counted_shape(
         ValueError: The configuration lacks a size.
     """
     shape = ModelShape.of(config, is_pooler=is_pooler)
-    counted = count_weights(source, revision)
+    # The files of weights that are dequantized hold fewer numbers.
+    is_quantized = getattr(config, "quantization_config", None) is not None
+    counted = None if is_quantized else count_weights(source, revision)
     return shape if counted is None else shape.with_counted(counted)
 
 

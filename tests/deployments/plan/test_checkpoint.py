@@ -63,6 +63,7 @@ def test_the_files_of_older_tools_mark_quantized_weights_too(
         {},
         {"quantization_config": None},
         {"quantization_config": {}},
+        {"quantization_config": {"quant_method": "mxfp4"}},
         {"quantization": None},
         {"vision_config": {"hidden_size": 8}, "text_config": None},
     ],

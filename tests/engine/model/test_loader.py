@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     Qwen2Config,
@@ -20,12 +22,15 @@ from deployments.compute.cpu.linear.prepacked_linear import can_prepack
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.attention.attention import ATTENTION_NAME
 from deployments.engine.model.loader import LoadedModel, load_config, load_model
+from deployments.plan.replica_plan import counted_shape
 from tests.deployments.tiny_folder import save_text_model
-from tests.engine.tiny_models import EOS_TOKEN_ID, gemma3, mixtral, qwen2
+from tests.engine.tiny_models import EOS_TOKEN_ID, SHAPE, gemma3, mixtral, qwen2
 from tests.failing import failing
 
 CPU = torch.device("cpu")
 WEIGHT = "model.layers.1.mlp.down_proj.weight"
+FP4 = torch.tensor([sign * n for sign in (1, -1) for n in (0, 0.5, 1, 1.5, 2, 3, 4, 6)])
+"""Source: OCP, Microscaling Formats (MX) Specification 1.0, 5.3.3, E2M1."""
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +142,33 @@ def test_an_empty_quantization_is_none(folder: Path) -> None:
     assert load(folder).num_weight_bytes
     configure(folder, quantization_config={"quant_method": "gptq", "bits": 4})
     assert "is quantized (gptq)" in refusal(folder)
+
+
+def test_mxfp4_weights_become_plain_ones(tmp_path: Path) -> None:
+    """Each byte holds two weights, and each 32 weights of an output share a power of two."""
+    torch.manual_seed(0)
+    sizes = {**SHAPE, "num_hidden_layers": 1, "intermediate_size": 32, "num_key_value_heads": 2}
+    made = GptOssConfig(**sizes, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
+    save_text_model(tmp_path, GptOssForCausalLM(made))
+    weights = load_file(tmp_path / "model.safetensors")
+    expected = {}
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        num_experts, num_inputs, num_outputs = weights.pop(name).shape
+        blocks = torch.randint(256, (num_experts, num_outputs, num_inputs // 32, 16)).byte()
+        scales = torch.randint(120, 126, (num_experts, num_outputs, num_inputs // 32)).byte()
+        weights |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        halves = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2).int()
+        plain = FP4[halves] * 2.0 ** (scales[..., None].float() - 127)
+        expected[name] = plain.flatten(-2).transpose(1, 2)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    configure(tmp_path, quantization_config={"quant_method": "mxfp4"})
+    loaded = load(tmp_path)
+    assert len(expected) == 2
+    for name, plain in expected.items():
+        assert torch.equal(loaded.model.get_parameter(name), plain)
+    config = load_config(str(tmp_path), revision=None)
+    # The files hold fewer numbers than the loaded model.
+    assert counted_shape(config, str(tmp_path), None, is_pooler=False).weights.is_estimate
 
 
 def test_an_adapter_is_refused_instead_of_its_base_model_being_served(folder: Path) -> None:
