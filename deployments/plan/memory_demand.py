@@ -77,10 +77,12 @@ def memory_demand(
             itemsize=item_bytes,
         )
     step = step_bytes(max_batched_tokens, max_num_seqs)
-    if shape.has_images:
+    # Gemma's images look ahead, which takes a mask; Qwen's don't, so only a window takes one.
+    masked = set(shape.windows) - ({None} if shape.image_token_elements else set())
+    if shape.has_images and masked:
         step += image_bytes(
             num_tokens=max_model_len,
-            num_masks=len(set(shape.windows)),
+            num_masks=len(masked),
             num_heads=shape.num_heads,
             head_dim=shape.head_dim,
             itemsize=item_bytes,
@@ -92,7 +94,8 @@ def memory_demand(
     layer_token_bytes = 2 * shape.num_kv_heads * shape.head_dim * item_bytes
     return MemoryDemand(
         weight_bytes=weight_bytes,
-        activation_bytes=step,
+        # The tower runs before the text model, on images of at most all tokens of a sequence.
+        activation_bytes=max(step, max_model_len * shape.image_token_elements * item_bytes),
         groups=tuple(
             GroupDemand(capacity, num_layers * layer_token_bytes, BLOCK_SIZE)
             for capacity, num_layers in layers.items()

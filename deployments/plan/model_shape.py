@@ -52,6 +52,9 @@ INTERMEDIATE_SIZE: Final = (
 )
 """Names for the width of an MLP; without any, it is four times the residual's."""
 
+SIZED_TOWER: Final = "qwen2_5_vl_vision"
+"""The type of vision towers whose images take as many tokens as their size asks for."""
+
 NUM_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names for the number of experts in a layer."""
 
@@ -137,6 +140,8 @@ class ModelShape:
         has_images: Whether the model takes images as well as text.
         has_softcap: Whether its attention bounds the scores.
         weights: How many weights there are.
+        image_token_elements: Elements that the vision tower holds for each token of an image, where
+            images take as many tokens as their size asks for; 0 for other models.
     """
 
     model_type: str
@@ -153,6 +158,7 @@ class ModelShape:
     has_images: bool
     has_softcap: bool
     weights: WeightCounts
+    image_token_elements: int = 0
 
     @classmethod
     def of(cls, config: "PreTrainedConfig", *, is_pooler: bool = False) -> Self:
@@ -196,6 +202,7 @@ class ModelShape:
             has_images=getattr(config, "vision_config", None) is not None,
             has_softcap=bool(getattr(text, "attn_logit_softcapping", None)),
             weights=_count(config, text, is_pooler=is_pooler),
+            image_token_elements=_image_token_elements(getattr(config, "vision_config", None)),
         )
 
     def reads_by_length(self, dtype: str) -> bool:
@@ -347,6 +354,19 @@ def _side(vision: Any, name: str, default: int) -> int:
     return int(value[0] if isinstance(value, list | tuple) else value)
 
 
+def _patch_elements(vision: Any) -> int:
+    """Return the elements of a patch, which spans several frames; an image repeats its own."""
+    return int(3 * vision.temporal_patch_size * vision.patch_size**2)
+
+
+def _image_token_elements(vision: Any) -> int:
+    """Return the most elements that a tower holds at once for each token of an image."""
+    if vision is None or vision.model_type != SIZED_TOWER:
+        return 0
+    patch = 4 * vision.hidden_size + 3 * _intermediate_size(vision) + 3 * _patch_elements(vision)
+    return int(patch * vision.spatial_merge_size**2)
+
+
 def _count_vision(vision: Any, text_hidden: int) -> int:
     """Return the weights of a vision transformer, and of its projection to the text's width."""
     if vision is None:
@@ -355,6 +375,12 @@ def _count_vision(vision: Any, text_hidden: int) -> int:
     layers = getattr(vision, "num_hidden_layers", None)
     if not isinstance(hidden, int) or not isinstance(layers, int):
         return 0  # a tower of another kind; the files' headers count it
+    if vision.model_type == SIZED_TOWER:
+        # A gated MLP, no vector for each position, and patches that are merged in squares.
+        patch_size = _patch_elements(vision)
+        merged = hidden * vision.spatial_merge_size**2
+        layer = 4 * hidden**2 + 3 * hidden * _intermediate_size(vision)
+        return hidden * patch_size + layers * layer + merged * (merged + text_hidden)
     patch, image = _side(vision, "patch_size", 14), _side(vision, "image_size", 224)
     embedding = 3 * patch**2 * hidden + (image // patch) ** 2 * hidden
     layer = 4 * hidden**2 + 2 * hidden * _intermediate_size(vision)

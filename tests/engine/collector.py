@@ -13,6 +13,7 @@ from tests.engine.tiny_models import (
     EOS_TOKEN_ID,
     IMAGE_SIZE,
     IMAGE_TOKEN_ID,
+    PATCH_SIZE,
     TOKENS_PER_IMAGE,
     VOCAB_SIZE,
     load,
@@ -65,6 +66,29 @@ def image_request(
     model_inputs = {
         "pixel_values": torch.randn(num_images, 3, IMAGE_SIZE, IMAGE_SIZE, generator=generator),
         "token_type_ids": torch.tensor([[int(i == IMAGE_TOKEN_ID) for i in prompt]]),
+    }
+    return SequenceRequest(name, tuple(prompt), params, model_inputs=model_inputs)
+
+
+def sized_image_request(
+    name: str, random: Random, num_images: int, params: SamplingParams = GREEDY
+) -> SequenceRequest:
+    """Return a prompt with images of different sizes, as the processor of Qwen2.5-VL lays it out.
+
+    A token of an image stands for four patches.
+    """
+    grids = [(1, *random.choice(((2, 2), (4, 4), (4, 6), (6, 2)))) for _ in range(num_images)]
+    prompt: list[int] = []
+    for _, height, width in grids:
+        num_tokens = height * width // 4
+        prompt += [*random_prompt(random, 3), 5, *[IMAGE_TOKEN_ID] * num_tokens, 6]
+    prompt += random_prompt(random, 5)
+    generator = torch.Generator().manual_seed(random.randrange(1000))
+    num_patches = sum(height * width for _, height, width in grids)
+    model_inputs = {
+        "pixel_values": torch.randn(num_patches, 2 * 3 * PATCH_SIZE**2, generator=generator),
+        "image_grid_thw": torch.tensor(grids),
+        "mm_token_type_ids": torch.tensor([[int(i == IMAGE_TOKEN_ID) for i in prompt]]),
     }
     return SequenceRequest(name, tuple(prompt), params, model_inputs=model_inputs)
 

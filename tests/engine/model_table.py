@@ -6,6 +6,7 @@ test fails if the document differs.
 
 from collections.abc import Callable, Mapping
 from textwrap import fill
+from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
@@ -56,8 +57,13 @@ def _windows(text: PreTrainedConfig) -> set[object]:
 
 
 def _rope_type(text: PreTrainedConfig) -> str | None:
-    rope_type: str | None = (getattr(text, "rope_parameters", None) or {}).get("rope_type")
+    rope_type: str | None = _rope(text).get("rope_type")
     return rope_type
+
+
+def _rope(text: PreTrainedConfig) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = getattr(text, "rope_parameters", None) or {}
+    return found
 
 
 FEATURES: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
@@ -68,6 +74,7 @@ FEATURES: Mapping[str, Callable[[PreTrainedConfig], bool]] = {
     "sliding window in some layers": lambda text: len(_windows(text)) > 1,
     "softcapped scores": lambda text: bool(getattr(text, "attn_logit_softcapping", None)),
     "scaled rotary positions": lambda text: _rope_type(text) in {"llama3", "yarn"},
+    "rotary positions on three axes": lambda text: "mrope_section" in _rope(text),
     "learned positions": lambda text: not getattr(text, "rope_parameters", None),
 }
 

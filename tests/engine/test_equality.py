@@ -5,10 +5,10 @@ import pytest
 from transformers import PreTrainedModel
 
 from deployments.engine.scheduling.sequence import SequenceRequest
-from tests.engine.collector import GREEDY, image_request, random_prompt
+from tests.engine.collector import GREEDY, image_request, random_prompt, sized_image_request
 from tests.engine.layouts import LAYOUTS, soak_unless
 from tests.engine.scenarios import SCENARIOS, Scenario, run
-from tests.engine.tiny_models import MODELS, gemma3, generate, load
+from tests.engine.tiny_models import MODELS, gemma3, generate, load, qwen2_5_vl
 
 pytestmark = pytest.mark.slow
 
@@ -52,15 +52,22 @@ def test_greedy_tokens_equal_generate(make_model: MakeModel, scenario: Scenario)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
-def test_images_and_text_together_equal_generate(scenario: Scenario) -> None:
+@pytest.mark.parametrize(
+    ("make_model", "request_of"),
+    [(gemma3, image_request), (qwen2_5_vl, sized_image_request)],
+    ids=["gemma3", "qwen2_5_vl"],
+)
+def test_images_and_text_together_equal_generate(
+    make_model: MakeModel, request_of: Callable[..., SequenceRequest], scenario: Scenario
+) -> None:
     random = Random(5)
     requests = [
-        image_request(f"i{i}", random, num_images)
+        request_of(f"i{i}", random, num_images)
         if num_images
         else SequenceRequest(f"t{i}", random_prompt(random, 30), GREEDY)
         for i, num_images in enumerate((1, 0, 2, 1, 0))
     ]
-    check(scenario, gemma3, requests)
+    check(scenario, make_model, requests)
 
 
 @pytest.mark.parametrize("make_model", MODELS.values(), ids=MODELS)

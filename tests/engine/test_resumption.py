@@ -6,7 +6,7 @@ engine that continues it runs others beside it and prefills in chunks.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -23,7 +23,7 @@ from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel, prepare_model
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.plan.processor import has_bfloat16
-from tests.engine.collector import image_request, random_prompt
+from tests.engine.collector import image_request, random_prompt, sized_image_request
 from tests.engine.tiny_models import EOS_TOKEN_ID, MODELS, SHAPE, byte_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_traces")]
@@ -72,7 +72,14 @@ KINDS: Mapping[str, SamplingParams] = {
     "top_k, min_p": replace(DRAWN, top_k=20, min_p=0.02, top_logprobs=5),
     "stop string": replace(DRAWN, logit_bias=ONLY_LETTERS),
     "image": LONG,
+    "sized image": LONG,
 }
+
+IMAGES: Mapping[str, tuple[str, Callable[..., SequenceRequest]]] = {
+    "image": ("gemma3", image_request),
+    "sized image": ("qwen2_5_vl", sized_image_request),
+}
+"""The family of each kind with images, and what makes its prompt."""
 
 
 @cache
@@ -100,8 +107,9 @@ def crowded_engine(family: str, dtype: str) -> Engine:
 def request_of(kind: str, family: str, dtype: str) -> SequenceRequest:
     """Return a request whose answer has more than NUM_INDICES tokens."""
     random = Random(8)
-    if kind == "image":
-        return image_request("s", random, 2, KINDS[kind])
+    if kind in IMAGES:
+        _, make = IMAGES[kind]
+        return make("s", random, 2, KINDS[kind])
     request = SequenceRequest("s", random_prompt(random, 21), KINDS[kind])
     if kind == "stop string":
         answer = "".join(delta.text for delta in undisturbed(request, family, dtype))
@@ -145,7 +153,7 @@ def joined(deltas: list[TextDelta]) -> TextDelta:
 
 
 def family_of(kind: str) -> str:
-    return "gemma3" if kind == "image" else "qwen2"
+    return IMAGES[kind][0] if kind in IMAGES else "qwen2"
 
 
 # What a kind replays does not depend on the dtype, so one of two runs a few kinds only.
@@ -153,7 +161,7 @@ CASES = [
     (kind, family_of(kind), dtype)
     for dtype in DTYPES
     for kind in KINDS
-    if dtype == [*DTYPES][-1] or kind in ("greedy", "stop string", "image")
+    if dtype == [*DTYPES][-1] or kind in ("greedy", "stop string", *IMAGES)
 ]
 cases = pytest.mark.parametrize(("kind", "family", "dtype"), CASES)
 

@@ -35,6 +35,8 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -54,6 +56,7 @@ EOS_TOKEN_ID = 1
 IMAGE_TOKEN_ID = 7
 TOKENS_PER_IMAGE = 4
 IMAGE_SIZE = 16
+PATCH_SIZE = 4
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
@@ -252,7 +255,7 @@ def gemma3() -> PreTrainedModel:
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "image_size": IMAGE_SIZE,
-        "patch_size": 4,
+        "patch_size": PATCH_SIZE,
     }
     config = Gemma3Config(
         text_config=_gemma3_text_config(),
@@ -266,6 +269,32 @@ def gemma3() -> PreTrainedModel:
     # Stock initialisation leaves the projector at zero, so images would have no effect.
     torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight)
     return model
+
+
+def qwen2_5_vl() -> PreTrainedModel:
+    """Return a Qwen2.5-VL, of whose two vision layers one attends in windows."""
+    torch.manual_seed(16)
+    positions = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+    vision = {
+        "depth": 2,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_heads": 2,
+        "out_hidden_size": SHAPE["hidden_size"],
+        "patch_size": PATCH_SIZE,
+        "window_size": 4 * PATCH_SIZE,
+        "fullatt_block_indexes": [1],
+        "initializer_range": 0.3,
+    }
+    config = Qwen2_5_VLConfig(
+        text_config={**SHAPE, "num_key_value_heads": 2, "rope_parameters": positions},
+        vision_config=vision,
+        image_token_id=IMAGE_TOKEN_ID,
+        video_token_id=8,
+        vision_start_token_id=5,
+        vision_end_token_id=6,
+    )
+    return Qwen2_5_VLForConditionalGeneration(config)
 
 
 @dataclass(frozen=True)
@@ -290,6 +319,7 @@ FAMILIES = (
     Family("Gemma 2", gemma2, "google/gemma-2-9b-it"),
     Family("Gemma 3, text", gemma3_text, "google/gemma-3-1b-it"),
     Family("Gemma 3", gemma3, "google/gemma-3-4b-it"),
+    Family("Qwen2.5-VL", qwen2_5_vl, "Qwen/Qwen2.5-VL-7B-Instruct"),
     Family("gpt-oss", gpt_oss, "openai/gpt-oss-20b"),
     Family("GPT-2", gpt2, "openai-community/gpt2"),
     Family("OPT", opt, "`model_type: opt`"),

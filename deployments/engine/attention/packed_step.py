@@ -87,6 +87,7 @@ class PackedStep:
         decode_starts: The extents of each decode row.
         decode_positions: The position of each decode row's token in its sequence.
         chunks: The prefill chunks.
+        decode_shifts: What each decode row's rotary position adds to its position; empty for 0s.
         visited_layers: Layers that attended in this step.
     """
 
@@ -94,6 +95,7 @@ class PackedStep:
     decode_starts: tuple[Starts, ...]
     decode_positions: tuple[int, ...]
     chunks: tuple[ChunkRows, ...]
+    decode_shifts: tuple[int, ...] = ()
     visited_layers: set[int] = field(default_factory=set)
     _decode_places: dict[int, DecodePlaces] = field(default_factory=dict)
     _decode_spans: dict[int, tuple[DecodeSpan, ...]] = field(default_factory=dict)
@@ -105,6 +107,13 @@ class PackedStep:
     def num_decode(self) -> int:
         """The number of decode rows."""
         return len(self.decode_starts)
+
+    @property
+    def rotary_positions(self) -> tuple[int, ...]:
+        """The rotary position of each decode row's token; see `Sequence.position_shift`."""
+        if not any(self.decode_shifts):
+            return self.decode_positions
+        return tuple(map(add, self.decode_positions, self.decode_shifts))
 
     def decode_places(self, capacity: int) -> DecodePlaces:
         """Return where the decode rows write and read in layers of this capacity."""

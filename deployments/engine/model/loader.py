@@ -5,6 +5,7 @@ can't serve it is refused before any weight is read (`deployments.engine.model.s
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import (
@@ -28,7 +29,14 @@ from deployments.compute.model_files import (
 from deployments.compute.speedups import check_quantization, num_weight_bytes, pack_weights
 from deployments.compute.tokenizer_files import check_tokenizer, load_tokenizer
 from deployments.engine.attention.attention import ATTENTION_NAME, register_attention
-from deployments.engine.model.support import check_class, check_config, check_positions, has_images
+from deployments.engine.model.image_processor import QwenImageProcessor
+from deployments.engine.model.support import (
+    check_class,
+    check_config,
+    check_positions,
+    has_images,
+    is_multi_axis,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +163,8 @@ def _load_text_side(
     source: str, config: PreTrainedConfig, revision: str | None
 ) -> tuple[PreTrainedTokenizerBase, ProcessorMixin | None]:
     if has_images(config):
-        processor = AutoProcessor.from_pretrained(  # type: ignore[no-untyped-call] # transformers leaves it untyped
-            source, revision=revision, trust_remote_code=False
-        )
+        auto: Any = QwenImageProcessor if is_multi_axis(config) else AutoProcessor
+        processor = auto.from_pretrained(source, revision=revision, trust_remote_code=False)
         check_tokenizer(source, revision, processor.tokenizer)
         return processor.tokenizer, processor
     return load_tokenizer(source, revision=revision), None

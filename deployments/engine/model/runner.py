@@ -13,7 +13,7 @@ tokens that its beginning sees. Step recovery restarts such a sequence.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -24,6 +24,7 @@ from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import PackedStep
 from deployments.engine.attention.step_reads import ChunkRows
 from deployments.engine.model.forward import Forward, StockForward
+from deployments.engine.model.support import is_multi_axis
 from deployments.engine.model.traced_forward import TracedForward, trace
 from deployments.engine.replay.cuda_capture import GraphCapturer
 from deployments.engine.replay.cuda_replay import CudaDecodeReplay
@@ -171,13 +172,14 @@ class ModelRunner:
                 sequences = tuple(row.sequence for row in plan.decode)
                 num_due = 1 if is_padded else len(sequences)
                 return StepLogits(sequences[:num_due], replayed[:num_due])
-        positions = list(step.decode_positions)
+        positions = list(step.rotary_positions)
         due = [(row.sequence, i) for i, row in enumerate(plan.decode)]
         scored: list[PrefillChunk] = []
         scored_rows: list[int] = []
         for chunk, rows in zip(plan.prefill, step.chunks, strict=True):
             token_ids += chunk.sequence.token_ids[chunk.start : chunk.end]
-            positions += range(chunk.start, chunk.end)
+            shift = chunk.sequence.position_shift
+            positions += range(chunk.start + shift, chunk.end + shift)
             if chunk.end == len(chunk.sequence.token_ids):
                 due.append((chunk.sequence, rows.rows.stop - 1))
             if wanted := chunk.scored:
@@ -242,6 +244,7 @@ class ModelRunner:
             decode_starts=tuple(row.starts for row in plan.decode),
             decode_positions=tuple(row.sequence.num_computed_tokens for row in plan.decode),
             chunks=tuple(chunks),
+            decode_shifts=tuple(row.sequence.position_shift for row in plan.decode),
         )
 
     def _run_stock(self, chunk: PrefillChunk) -> StepLogits:
@@ -252,11 +255,15 @@ class ModelRunner:
         sequence = chunk.sequence
         device = self._kv.device
         inputs = {name: t.to(device) for name, t in sequence.request.model_inputs.items()}
-        prompt = sequence.request.prompt_token_ids
+        token_ids = torch.tensor([sequence.request.prompt_token_ids], device=device)
+        if is_multi_axis(self._model.config):
+            lay_out: Any = self._model.get_submodule("model").get_rope_index
+            inputs["position_ids"], shift = lay_out(token_ids, **inputs)
+            sequence.position_shift = int(shift)
         cache = DynamicCache(config=self._text_config)
         with self._stock_attention():
             output = self._model(
-                input_ids=torch.tensor([prompt], device=device),
+                input_ids=token_ids,
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,

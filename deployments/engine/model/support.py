@@ -20,6 +20,9 @@ SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 MULTI_AXIS = frozenset({"mrope_section", "xdrope_section"})
 """Keys of the configuration that mark rotary positions with more than one axis."""
 
+SERVED_MULTI_AXIS = frozenset({"qwen2_5_vl"})
+"""Types of models with several axes that are served: only the tokens of images differ by axis."""
+
 PROBE_TOKEN_IDS = (3, 4)
 """Any tokens but padding, which some models skip when they count positions."""
 
@@ -30,6 +33,15 @@ POSITION_TOLERANCE = 0.01
 def has_images(config: PreTrainedConfig) -> bool:
     """Return whether the model takes images as well as text."""
     return getattr(config, "vision_config", None) is not None
+
+
+def is_multi_axis(config: PreTrainedConfig) -> bool:
+    """Return whether the model's `get_rope_index` lays out the positions of a prompt with images.
+
+    Each text has the same position on all axes. But an image takes fewer positions than tokens, so
+    the positions of all tokens after it are shifted.
+    """
+    return config.model_type in SERVED_MULTI_AXIS
 
 
 def check_config(config: PreTrainedConfig) -> None:
@@ -49,9 +61,8 @@ def check_config(config: PreTrainedConfig) -> None:
         # Prompts with images go through stock attention, and torch's kernels have no softcap.
         "images beside softcapped attention (attn_logit_softcapping)": has_images(config)
         and _has(text, "attn_logit_softcapping"),
-        "multi-axis rotary positions (mrope_section)": any(
-            MULTI_AXIS & rope.keys() for rope in rope_parameters(text)
-        ),
+        "multi-axis rotary positions (mrope_section)": not is_multi_axis(config)
+        and any(MULTI_AXIS & rope.keys() for rope in rope_parameters(text)),
     }
     _refuse(config, [name for name, is_present in obstacles.items() if is_present])
 
@@ -91,7 +102,8 @@ def check_class(model: PreTrainedModel) -> None:
         for name in ("position_ids", "logits_to_keep")
         if name not in parameters
     ]
-    if any(hasattr(part, "rope_deltas") for part in model.modules()):
+    has_deltas = any(hasattr(part, "rope_deltas") for part in model.modules())
+    if has_deltas and not is_multi_axis(model.config):
         obstacles.append("multi-axis rotary positions (rope_deltas)")
     _refuse(model.config, obstacles)
 

@@ -73,7 +73,7 @@ class CpuDecodeReplay:
         size = step.num_decode, torch.get_num_threads()
         if self._graph is None or size in self._refused:
             return None
-        inputs = self._graph.begin(token_ids, step.decode_positions)
+        inputs = self._graph.begin(token_ids, step.rotary_positions)
         found = self._find(step.num_decode, inputs)
         if found is None:
             return None

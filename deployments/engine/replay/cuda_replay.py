@@ -2,8 +2,8 @@
 
 On a GPU, launching a decode step's kernels from Python takes longer than running them. So a step of
 decode rows only is padded to one of a few sizes (`graph_sizes`), and each size is a graph. Its
-inputs (token ids, lengths, and where each row's extents start) are in a static buffer that one copy
-from pinned memory fills.
+inputs (token ids, rotary positions, lengths, and where each row's extents start) are in a static
+buffer that one copy from pinned memory fills.
 
 If rows read their extents by length, all sizes are captured at the start, the largest first, whose
 memory serves the others; so are small steps with prompts (`cuda_mixed`). With masks there are too
@@ -112,9 +112,9 @@ class CudaDecodeReplay:
         self._is_full = False  # there was no memory, or no time, for another graph
         self._capturer: GraphCapturer | None = capturer
         self._graphs: dict[Size, Graph] = {}  # the most recently used is last
-        # Token ids, lengths and the starts of each group lie one after the other, so that a single
-        # copy fills all.
-        self._num_inputs = 2 + kv.num_groups
+        # Token ids, positions, lengths and the starts of each group lie one after the other, so a
+        # single copy fills all.
+        self._num_inputs = 3 + kv.num_groups
         num_values = self._num_inputs * max_num_seqs
         self._inputs = torch.zeros(num_values, dtype=torch.int64, device=kv.device)
         self._due = torch.arange(max_num_seqs, device=kv.device)
@@ -179,7 +179,7 @@ class CudaDecodeReplay:
         starts = [
             [row[group] for row in step.decode_starts] for group in range(self._kv.num_groups)
         ]
-        self._fill(bucket, token_ids, lengths, starts)
+        self._fill(bucket, token_ids, step.rotary_positions, lengths, starts)
         # Removed first, so that a graph whose replay raises is dropped.
         graph = self._graphs.pop(bucket, None)
         if graph is None:
@@ -244,13 +244,14 @@ class CudaDecodeReplay:
         self,
         bucket: DecodeBucket,
         token_ids: Sequence[int] = (),
+        positions: Sequence[int] = (),
         lengths: Sequence[int] = (),
         starts: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """Fill the static inputs with the rows of a step, and with padding after them."""
         num_padding = bucket.num_rows - len(token_ids)
         padding = [0] * num_padding
-        values = [*token_ids, *padding, *lengths, *padding]
+        values = [*token_ids, *padding, *positions, *padding, *lengths, *padding]
         spare_tokens = self._kv.spare_tokens
         for own, spare in zip(starts or [()] * len(spare_tokens), spare_tokens, strict=True):
             values += own
@@ -268,10 +269,10 @@ class CudaDecodeReplay:
                 inputs.token_ids[None], inputs.positions[None], inputs.due, mixed
             )
         own = self._inputs[: self._num_inputs * bucket.num_rows].view(self._num_inputs, -1)
-        token_ids, lengths = own[:2]
-        step = CudaStaticDecodeStep.of(self._kv, bucket, lengths, own[2:])
+        token_ids, positions, lengths = own[:3]
+        step = CudaStaticDecodeStep.of(self._kv, bucket, lengths, own[3:])
         due = self._due[: bucket.num_rows]
-        return self._run_model(token_ids[None], step.positions[None], due, step)
+        return self._run_model(token_ids[None], positions[None], due, step)
 
     def _run_and_capture(self, bucket: Size, capturer: GraphCapturer) -> torch.Tensor:
         """Run a step of this size, and capture it for the next; return the logits, all rows'."""

@@ -109,6 +109,9 @@ class Sequence:
         has_uncounted_kv: Whether the latest pass with it failed. If so, its extents may hold more
             tokens than `num_computed_tokens`; one that overwrites old positions may have lost
             some, too.
+        position_shift: What is added to the place of each token after its prompt for its rotary
+            position. It is not 0 only where images take fewer positions than tokens; known once
+            the prompt is prefilled.
         prefix_to_keep: The tokens after which its prefill pauses for a copy that others can use;
             0 for none.
         token_counts: Token counts for its penalties; None without penalties.
@@ -132,6 +135,7 @@ class Sequence:
         "num_computed_tokens",
         "num_prompt_tokens",
         "num_scored_tokens",
+        "position_shift",
         "prefix_to_keep",
         "request",
         "stop_token_ids",
@@ -168,6 +172,7 @@ class Sequence:
         self.begun_s: float | None = None
         self.is_suspect = False
         self.has_uncounted_kv = False
+        self.position_shift = 0
         self.prefix_to_keep = 0
         self.token_counts: TokenCounts | None = None
         if params.has_penalties:

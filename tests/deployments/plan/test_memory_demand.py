@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen2_5_VLConfig
 
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel
 from deployments.engine.replay.cuda_mixed import MixedSteps
+from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.plan.graph_sizes import MAX_GRAPHS, DecodeBuckets
 from deployments.plan.kv_layout import BLOCK_SIZE, KVLayout
 from deployments.plan.memory_budget import (
@@ -23,13 +24,14 @@ from deployments.plan.memory_budget import (
 )
 from deployments.plan.memory_demand import memory_demand
 from deployments.plan.model_shape import ModelShape
-from tests.engine.collector import image_request
+from tests.engine.collector import image_request, sized_image_request
 from tests.engine.tiny_models import (
     byte_tokenizer,
     gemma3,
     load,
     mistral,
     qwen2,
+    qwen2_5_vl,
 )
 
 
@@ -117,10 +119,17 @@ def test_a_prompt_with_images_pays_for_its_masks_and_repeated_keys() -> None:
         assert masks - repeated == num_tokens**2 * (1 + 1 + 2)
 
 
+@pytest.mark.parametrize(
+    ("make_model", "request_of", "num_masks"),
+    [(gemma3, image_request, 2), (qwen2_5_vl, sized_image_request, 0)],
+)
 def test_transformers_makes_as_many_masks_as_are_planned(
+    make_model: Callable[[], PreTrainedModel],
+    request_of: Callable[..., SequenceRequest],
+    num_masks: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = load(gemma3).model
+    model = load(make_model).model
     asked = list[bool | None]()
     right = scaled_dot_product_attention
 
@@ -133,13 +142,12 @@ def test_transformers_makes_as_many_masks_as_are_planned(
     masks = dict[int, torch.Tensor]()
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
     monkeypatch.setattr(model.config.get_text_config(), "_attn_implementation", "sdpa")
-    request = image_request("a", Random(0), num_images=2)
+    request = request_of("a", Random(0), num_images=2)
     num_tokens = len(request.prompt_token_ids)
     with torch.inference_mode():
         model(input_ids=torch.tensor([request.prompt_token_ids]), **request.model_inputs)
-    shape = ModelShape.of(model.config)
-    assert len(masks) == len(set(shape.windows))
-    assert {tuple(mask.shape[-2:]) for mask in masks.values()} == {(num_tokens, num_tokens)}
+    assert len(masks) == num_masks
+    assert all(mask.shape[-2:] == (num_tokens, num_tokens) for mask in masks.values())
     assert all(asked), "with a mask, keys are repeated to the heads of the queries"
 
 
@@ -148,6 +156,26 @@ def test_a_gpu_pays_for_the_tokens_that_penalties_count() -> None:
     on_cpu, on_gpu = (demand(loaded, on_gpu=on_gpu) for on_gpu in (False, True))
     assert on_gpu.activation_bytes - on_cpu.activation_bytes == 3 * 96 * 8
     assert (on_cpu.outside_bytes, on_gpu.outside_bytes) == (0, OUTSIDE_BYTES)
+
+
+def test_images_of_any_size_may_need_more_in_the_tower_than_in_the_text_model() -> None:
+    config = Qwen2_5_VLConfig(
+        text_config={"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 2},
+        vision_config={"hidden_size": 1280, "out_hidden_size": 2048},
+    )
+    shape = ModelShape.of(config)
+    patch = 4 * 1280 + 3 * 3420 + 3 * (3 * 2 * 14 * 14)
+    assert shape.image_token_elements == 4 * patch
+    found = memory_demand(
+        shape,
+        weight_bytes=0,
+        dtype="bfloat16",
+        step_dtype="bfloat16",
+        max_model_len=4096,
+        max_num_seqs=1,
+        max_batched_tokens=512,
+    )
+    assert found.activation_bytes == 4096 * 4 * patch * 2
 
 
 def test_a_missing_intermediate_size_counts_as_four_times_the_hidden_size() -> None:

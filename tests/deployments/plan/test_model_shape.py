@@ -11,6 +11,7 @@ from transformers import (
     LlamaConfig,
     Phi3Config,
     PreTrainedModel,
+    Qwen2_5_VLConfig,
 )
 from transformers.cache_utils import get_layer_types_and_kwargs
 
@@ -36,6 +37,15 @@ def test_weights_are_counted_to_a_thousandth_from_the_configuration(name: str) -
     with torch.device("meta"):
         model = AUTO[name].from_config(AutoConfig.from_pretrained(config_file(name)))
     assert shape_of(name).weights.total == pytest.approx(num_weights(model), rel=1e-3)
+
+
+def test_the_weights_of_a_tower_for_images_of_any_size_are_counted() -> None:
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2}
+    tower = {"hidden_size": 1280, "out_hidden_size": 1024}
+    config = Qwen2_5_VLConfig(text_config={**sizes, "vocab_size": 1000}, vision_config=tower)
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(config)
+    assert ModelShape.of(config).weights.total == pytest.approx(num_weights(model), rel=1e-3)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.make.__name__)

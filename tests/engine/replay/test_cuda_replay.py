@@ -1,6 +1,7 @@
 """Decode steps as graphs, with fakes in place of CUDA's graphs."""
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -20,7 +21,9 @@ from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, Ste
 from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
 from deployments.plan.kv_layout import KVCopy
 from tests.engine.attention.extents import make_cache
+from tests.engine.collector import GREEDY, run_staggered, sized_image_request
 from tests.engine.fake_graphs import FakeCapturer, FakeGraph
+from tests.engine.fake_varlen import FakeVarlen
 from tests.engine.layouts import for_each_captured_layout
 from tests.engine.tiny_models import (
     MODELS,
@@ -31,6 +34,7 @@ from tests.engine.tiny_models import (
     make_engine,
     mistral,
     qwen2,
+    qwen2_5_vl,
 )
 from tests.failing import failing
 
@@ -90,6 +94,25 @@ def test_replayed_steps_give_what_generate_gives(name: str, capturer: FakeCaptur
     given = answers(engine, asked, 12)
     assert given == {key: generate(make_model, prompt, 12) for key, prompt in asked.items()}
     assert (capturer.num_replays > 10) == (name not in LOOKING)
+
+
+@pytest.mark.parametrize("reads_by_length", [False, True])
+def test_tokens_after_an_image_keep_their_shifted_positions_in_graphs(
+    capturer: FakeCapturer, monkeypatch: pytest.MonkeyPatch, reads_by_length: bool
+) -> None:
+    if reads_by_length:
+        monkeypatch.setattr(engine_module, "find_obstacle", lambda *_: None)
+        FakeVarlen(monkeypatch, torch.float32)
+    random = Random(3)
+    requests = [sized_image_request(f"i{at}", random, n) for at, n in enumerate((1, 2, 1))]
+    engine = make_engine(load(qwen2_5_vl), max_num_seqs=4)
+    engine.warm_up()
+    requests += [SequenceRequest(name, prompt, GREEDY) for name, prompt in prompts(2).items()]
+    found = run_staggered(engine, requests)
+    for request in requests:
+        expected = generate(qwen2_5_vl, request.prompt_token_ids, 12, request.model_inputs)
+        assert found.token_ids(request.sequence_id) == expected
+    assert capturer.num_replays > 5
 
 
 def test_a_model_that_can_not_be_captured_is_tried_once(
