@@ -10,7 +10,7 @@ import logging
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -93,16 +93,13 @@ def neighbours(device: torch.device) -> Iterator[dict[str, Any]]:
 
 def moves(device: torch.device) -> Iterator[dict[str, Any]]:
     """Yield how many answers are equal if a second process goes on after a first one has ended."""
-
-    def answers(given: Sequence[Any], num_tokens: int) -> Any:
-        with child("answers", device) as process:
-            return process.ask({"given": given, "num_tokens": num_tokens})
-
-    none: list[Any] = [[[]] * NUM_SEQS] * (2 * len(DTYPES))
-    whole = answers(none, NUM_TOKENS)
-    begun = answers(none, NUM_BEFORE)
-    moved = answers(begun, NUM_TOKENS)
-    for i, dtype in enumerate(DTYPES):
+    none: list[Any] = [[[]] * NUM_SEQS] * (2 * len(_dtypes(device)))
+    with child("answers", device) as first_process:
+        begun = first_process.ask({"given": none, "num_tokens": NUM_BEFORE})
+    with child("answers", device) as second_process:
+        moved = second_process.ask({"given": begun, "num_tokens": NUM_TOKENS})
+        whole = second_process.ask({"given": none, "num_tokens": NUM_TOKENS})
+    for i, dtype in enumerate(_dtypes(device)):
         for j, what in enumerate(("greedy", "seeded")):
             of_kind = [each[2 * i + j] for each in (whole, begun, moved)]
             pairs = zip(*of_kind, strict=True)
@@ -115,18 +112,29 @@ def moves(device: torch.device) -> Iterator[dict[str, Any]]:
             }
 
 
-def _answers(device: torch.device, asked: Any) -> Any:
-    """Return the tokens that come after those that are given, for each type and kind."""
-    found = []
-    for i, dtype in enumerate(DTYPES):
-        loaded = build(replace(TINY, dtype=dtype), device)
-        for j in range(2):
-            given = asked["given"][2 * i + j]
-            limits = EngineLimits(NUM_SEQS, 512, 128)
-            engine = Engine(loaded, limits)
+def _dtypes(device: torch.device) -> Sequence[torch.dtype]:
+    """Return the types to try; on a CPU one is enough to check that it runs."""
+    return DTYPES if device.type == "cuda" else DTYPES[:1]
+
+
+class _Answers:
+    """Goes on with answers, with a tiny model for each type."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._engines = []
+        for dtype in _dtypes(device):
+            limits = EngineLimits(NUM_SEQS, 512, 128, prefix_caching=False)
+            engine = Engine(build(replace(TINY, dtype=dtype), device), limits)
             engine.warm_up()
-            found.append(_run(engine, given, asked["num_tokens"], is_seeded=j == 1))
-    return found
+            self._engines.append(engine)
+
+    def __call__(self, asked: Any) -> Any:
+        """Return the tokens that come after those that are given, for each type and kind."""
+        return [
+            _run(engine, asked["given"][2 * i + j], asked["num_tokens"], is_seeded=j == 1)
+            for i, engine in enumerate(self._engines)
+            for j in range(2)
+        ]
 
 
 def _run(
@@ -180,7 +188,7 @@ class _Steps:
         }
 
 
-def _fill(device: torch.device, asked: Any) -> Any:
+def _fill(device: torch.device) -> Any:
     """Allocate until it fails, or on a CPU until some blocks are there; keep all of it."""
     _claim(device)
     on_gpu = device.type == "cuda"
@@ -213,13 +221,14 @@ def main(what: str, kind: str) -> None:
     device = torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu")
     if device.type == "cpu":
         torch.set_num_threads(1)
-    steps = _Steps(device) if what == "steps" else None
+    made: Mapping[str, Callable[[torch.device], Callable[[Any], Any]]] = {
+        "answers": _Answers,
+        "steps": _Steps,
+        "fill": lambda device: lambda asked: _fill(device),
+    }
+    run = made[what](device)
     for line in sys.stdin:
-        asked = json.loads(line)
-        if steps is not None:
-            answer = steps(asked)
-        else:
-            answer = (_answers if what == "answers" else _fill)(device, asked)
+        answer = run(json.loads(line))
         print(json.dumps(answer), flush=True)  # noqa: T201 # to the parent
 
 

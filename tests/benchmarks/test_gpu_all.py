@@ -37,7 +37,7 @@ def test_each_part_runs_on_a_cpu_with_tiny_shapes(
         assert exact == ["4 of 4"] * len(exact)
     if name == "moved_answers":
         moved = [row["equal to those of one process"] for row in rows]
-        assert moved == ["24 of 24"] * 4
+        assert moved == ["24 of 24"] * 2
     if name == "shares":
         assert [row["is"] for row in rows][1].startswith("0.03 of 0.03 in its share")
     if name == "images":
