@@ -39,6 +39,13 @@ SERVING = (
     "tests/clients/served/",
 )
 """Folders whose tests mostly wait for a Ray, in their order: the last three share a server."""
+MARKS = {
+    "tests/clients/served/": (pytest.mark.ray,),
+    "tests/faults/served/": (pytest.mark.ray, pytest.mark.slow),
+    "tests/scaling/": (pytest.mark.ray, pytest.mark.slow),
+    "tests/serve_app/playground/test_browser_": (pytest.mark.browser, pytest.mark.slow),
+}
+"""Marks of all tests whose names begin so."""
 LOADING = ("tests/clients/",)
 """Folders whose tests share models that take seconds to load; they, too, stay in one process."""
 
@@ -65,7 +72,15 @@ class ServingApart(LoadFileScheduling):  # type: ignore[misc] # xdist ships no t
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest: the tests that need a Ray; bound those that ask for it."""
+    """Begin with what takes longest: the tests that need a Ray; bound those that ask for it.
+
+    Also mark what stands in `MARKS`.
+    """
+    for item in items:
+        for start, marks in MARKS.items():
+            if item.nodeid.startswith(start):
+                for mark in marks:
+                    item.add_marker(mark)
     functions = (item for item in items if isinstance(item, pytest.Function))
     for function in functions:
         if function.get_closest_marker("in_time") and iscoroutinefunction(function.obj):

@@ -22,12 +22,12 @@ from transformers import (
 
 from deployments.contract.pooling import PoolingInput, PoolingRequest, TextPair
 from deployments.contract.unsupported_model import UnsupportedModelError
-from deployments.pooling.model_loader import load_pooler
 from deployments.pooling.pooling_model import PoolingModel
 from deployments.pooling.text_encoder import EncodedTexts, TextEncoder
 from tests.engine.tiny_models import byte_tokenizer
 from tests.pooling.tiny_classifiers import SHAPE, make
 from tests.pooling.tiny_embedders import save_embedder
+from tests.pooling.tiny_folder import load
 
 ONE_LABEL = {
     **SHAPE,
@@ -82,13 +82,7 @@ class Scoring:
     """A model as a replica runs it, and as sentence-transformers does."""
 
     def __init__(self, folder: Path) -> None:
-        loaded = load_pooler(
-            str(folder),
-            revision=None,
-            dtype="auto",
-            device=torch.device("cpu"),
-            max_model_len=4096,
-        )
+        loaded = load(folder)
         self.max_model_len = loaded.max_model_len
         self.layout = loaded.layout
         self.encoder = TextEncoder(

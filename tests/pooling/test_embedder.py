@@ -15,11 +15,11 @@ from sentence_transformers import SentenceTransformer
 from transformers import PreTrainedModel
 
 from deployments.contract.pooling import PoolingRequest
-from deployments.pooling.model_loader import LoadedPooler, load_pooler
 from deployments.pooling.pooling_model import PoolingModel
 from deployments.pooling.text_encoder import EncodedTexts, TextEncoder
 from tests.pooling import tiny_embedders
 from tests.pooling.tiny_embedders import save_embedder
+from tests.pooling.tiny_folder import load
 
 Vectors = npt.NDArray[np.float32]
 
@@ -42,7 +42,7 @@ class Embedding:
     """A model as a replica runs it, and as sentence-transformers does."""
 
     def __init__(self, folder: Path, **changes: Any) -> None:
-        self.loaded = load(folder, **changes)
+        self.loaded = load(folder, task="embed", **changes)
         model = self.loaded.model
         self.pooler = PoolingModel(model, self.loaded.layout, self.loaded.probes.of_length(1))
         self._encoder = TextEncoder(self.loaded.tokenizer, self.loaded.max_model_len)
@@ -56,18 +56,6 @@ class Embedding:
     def theirs(self, texts: Sequence[str], **options: Any) -> Vectors:
         found: Vectors = self._theirs.encode(list(texts), **options)
         return found
-
-
-def load(folder: Path, **changes: Any) -> LoadedPooler:
-    options: dict[str, Any] = {
-        "task": "embed",
-        "revision": None,
-        "dtype": "auto",
-        "device": torch.device("cpu"),
-        "max_model_len": 4096,
-        **changes,
-    }
-    return load_pooler(str(folder), **options)
 
 
 @pytest.fixture(scope="module", params=KINDS)

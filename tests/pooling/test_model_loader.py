@@ -9,21 +9,10 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from deployments.contract.unsupported_model import UnsupportedModelError
-from deployments.pooling.model_loader import LoadedPooler, load_pooler
 from deployments.pooling.model_outline import load_outline, num_positions
 from deployments.pooling.packed_backbone import PackedBackbone
 from tests.pooling.tiny_classifiers import LABELS, bert, mpnet, qwen2, roberta
-from tests.pooling.tiny_folder import framing_tokenizer, save_classifier
-
-
-def load(folder: Path, *, dtype: str = "auto", max_model_len: int = 4096) -> LoadedPooler:
-    return load_pooler(
-        str(folder),
-        revision=None,
-        dtype=dtype,
-        device=torch.device("cpu"),
-        max_model_len=max_model_len,
-    )
+from tests.pooling.tiny_folder import framing_tokenizer, load, save_classifier
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import torch
 from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.pooler_description import describe_files, describe_model
-from deployments.pooling.model_loader import load_pooler
 from deployments.pooling.sentence_files import SentenceFiles, read_sentence_files
 from tests.pooling.tiny_embedders import bert, save_embedder
+from tests.pooling.tiny_folder import load
 
 
 @pytest.fixture
@@ -138,14 +138,7 @@ def test_lower_case_needs_a_fast_tokenizer(folder: Path, monkeypatch: pytest.Mon
     slow = SlowTokenizer()
     monkeypatch.setattr("deployments.pooling.model_outline.load_tokenizer", lambda *_, **__: slow)
     with pytest.raises(UnsupportedModelError, match="fast tokenizer; the model's is a SlowTok"):
-        load_pooler(
-            str(folder),
-            task="embed",
-            revision=None,
-            dtype="auto",
-            device=torch.device("cpu"),
-            max_model_len=4096,
-        )
+        load(folder, task="embed")
 
 
 def test_only_dimensions_that_the_vectors_have_are_told(tmp_path: Path) -> None:
@@ -162,14 +155,7 @@ def test_only_dimensions_that_the_vectors_have_are_told(tmp_path: Path) -> None:
 
 def test_a_sleeping_model_is_described_as_its_replicas_describe_it(folder: Path) -> None:
     spec = embed_spec(folder)
-    loaded = load_pooler(
-        str(folder),
-        task="embed",
-        revision=None,
-        dtype="auto",
-        device=torch.device("cpu"),
-        max_model_len=4096,
-    )
+    loaded = load(folder, task="embed")
     told = describe_model(spec, loaded.model, loaded.max_model_len)
     assert told.embedding is not None
     assert (told.embedding.width, told.embedding.dimensions) == (32, (8, 16))

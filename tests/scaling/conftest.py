@@ -1,7 +1,6 @@
 """A server whose chat model has up to three replicas and the shipped policy, with short delays."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,14 +19,6 @@ NUM_QUEUED = 64
 MAX_NUM_REPLICAS = 3
 DOWNSCALE_DELAY_S = 3
 TO_ZERO_DELAY_S = 3
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here):
-            item.add_marker(pytest.mark.ray)
-            item.add_marker(pytest.mark.slow)
 
 
 def shipped_scaling() -> dict[str, Any]:

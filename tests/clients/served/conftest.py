@@ -1,5 +1,4 @@
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,13 +10,6 @@ from tests.changing_server import ChangingServer
 from tests.clients.questions import NARROW
 from tests.clients.served_models import shipped_with_narrow
 from tests.ray.serve_run import Server
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here):
-            item.add_marker(pytest.mark.ray)
 
 
 def config() -> dict[str, Any]:

@@ -24,14 +24,6 @@ CROWD_S = 6
 T = TypeVar("T")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here):
-            item.add_marker(pytest.mark.ray)
-            item.add_marker(pytest.mark.slow)
-
-
 def config() -> dict[str, Any]:
     """Return the shipped configuration with two small, fragile replicas of the chat model."""
     document: dict[str, Any] = yaml.safe_load((ROOT / "serve_config.yaml").read_text())

@@ -1,21 +1,10 @@
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser
 
 from tests.browser import launched
 from tests.serve_app.playground.served_page import Models, Page, opened
-
-IN_BROWSER = "test_browser_"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.parent == here and item.path.name.startswith(IN_BROWSER):
-            item.add_marker(pytest.mark.browser)
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
