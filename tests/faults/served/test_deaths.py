@@ -5,14 +5,16 @@ and in test_kinds.py kill more of them.
 """
 
 import asyncio
+from collections.abc import Iterable
 from uuid import uuid4
 
 import httpx
 import pytest
 
-from tests.faults.served.answer import assert_equal, read, slow_streams
+from tests.faults.served.answer import Answer, assert_equal, read, slow_streams
 from tests.faults.served.kinds import SEEDED, about
-from tests.faults.served.replicas import Replicas, is_alive, kill
+from tests.faults.served.replicas import Replicas, is_alive, kill, reached
+from tests.faults.served.sizes import MAX_NUM_SEQS, NUM_REPLICAS
 from tests.faults.served.two_deaths import IN_HALVES, SLOW_READERS, TwoDeaths
 from tests.measured import Record
 
@@ -75,3 +77,31 @@ async def test_streams_are_equal_if_all_replicas_die_at_once(
     assert_equal(answers, expected)
     assert all(answer.lost_at and "waiting" in answer.comments for answer in answers)
     record("longest pause, s", round(max(answer.longest_gap_s for answer in answers), 2))
+
+
+async def test_streams_are_equal_if_a_replica_dies_while_many_are_parked(
+    client: httpx.AsyncClient, replicas: Replicas, record: Record
+) -> None:
+    await replicas.complete(NUM_REPLICAS)
+    places = NUM_REPLICAS * MAX_NUM_SEQS
+    lows = [about(NAMES[i % 4], **SEEDED | {"seed": i}, max_tokens=200) for i in range(places)]
+    highs = lows[: places // 2]
+    expected = list(await asyncio.gather(*(read(client, body) for body in lows)))
+    waiting = [body | {"priority": 5} for body in lows]
+    async with slow_streams(client, waiting, uuid4().hex) as streams:
+        reading = [asyncio.ensure_future(stream.read_to_end()) for stream in streams]
+        async with slow_streams(client, highs, uuid4().hex) as better:
+            reading += [asyncio.ensure_future(stream.read_to_end()) for stream in better]
+            await reached(lambda: num_parked(stream.answer for stream in streams) >= places // 4)
+            kill(replicas.alive[0])
+            answers = list(await asyncio.gather(*reading))
+    assert_equal(answers, [*expected, *expected[: places // 2]])
+    assert any(answer.lost_at for answer in answers)
+    assert num_parked(answers[places:]) == 0
+    record("parked, of the low ones", num_parked(answers))
+    record("longest pause, s", round(max(answer.longest_gap_s for answer in answers), 2))
+
+
+def num_parked(answers: Iterable[Answer]) -> int:
+    """Return how many answers were parked at least once."""
+    return sum("parked" in answer.comments for answer in answers)
