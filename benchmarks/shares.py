@@ -129,11 +129,12 @@ class Client:
 
         Args:
             key: Its key, which names the group of answers, too.
-            name: Chooses its prompt.
+            name: Chooses its prompt, with the key.
             num_tokens: Tokens of the answer.
             priority: Its priority.
         """
-        prompt = "".join(random.Random(name).choices(self._words, k=50)).strip()
+        # Of its key's own: the other key would find it in the cache, and get more answers for it.
+        prompt = "".join(random.Random(f"{key} {name}").choices(self._words, k=50)).strip()
         body = json.dumps(
             {
                 "model": MODEL,
@@ -302,7 +303,8 @@ class Report:
             last.plot(found, parts, label=name)
         last.set(title="Time to a first token", xlabel="ms", ylabel="part of the requests")
         last.set_xscale("log")
-        last.legend()
+        if self.ttfts_ms:
+            last.legend()
         return figure
 
 
