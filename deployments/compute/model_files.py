@@ -17,12 +17,12 @@ import transformers
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
-    Mxfp4Config,
     PreTrainedConfig,
     PreTrainedModel,
     core_model_loading,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils.quantization_config import Mxfp4Config
 
 from deployments.compute.device_errors import OUT_OF_MEMORY_SIGNS, is_out_of_memory
 from deployments.contract.unsupported_model import (

@@ -378,7 +378,7 @@ def _count_vision(vision: Any, text_hidden: int) -> int:
     if vision.model_type == SIZED_TOWER:
         # A gated MLP, no vector for each position, and patches that are merged in squares.
         patch_size = _patch_elements(vision)
-        merged = hidden * vision.spatial_merge_size**2
+        merged: int = hidden * vision.spatial_merge_size**2
         layer = 4 * hidden**2 + 3 * hidden * _intermediate_size(vision)
         return hidden * patch_size + layers * layer + merged * (merged + text_hidden)
     patch, image = _side(vision, "patch_size", 14), _side(vision, "image_size", 224)

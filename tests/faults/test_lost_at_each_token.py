@@ -239,7 +239,7 @@ async def test_replicas_may_be_lost_before_and_after_a_stream_is_parked(
 ) -> None:
     path, body = await body_of(client, kind)
     undisturbed, _ = await ask(client, path, body, cuts, [])
-    run = [
+    run: list[Loss] = [
         *(Cut(0, is_death=True), Park(0), Displace(1), Cut(2, is_death=False), Park(2), Park(3)),
         *(Cut(20, is_death=True), Displace(20), Park(20), Cut(60, is_death=False), Park(64)),
     ]
