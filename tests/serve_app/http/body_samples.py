@@ -74,7 +74,7 @@ SAMPLING: dict[str, Any] = {
     "seed": 1, "stop": ["x"], "stop_token_ids": [1], "ignore_eos": False,
 }  # fmt: skip
 ANSWER: dict[str, Any] = {
-    "model": "m", "stream": True, "n": 1, "user": "u",
+    "model": "m", "stream": True, "n": 1, "user": "u", "priority": 1,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
 }  # fmt: skip
 SCHEMA: dict[str, Any] = {
@@ -312,7 +312,7 @@ SAMPLES: list[tuple[str, type[StrictBody], dict[str, Any]]] = [
         "parallel_tool_calls": True, "include": ["reasoning.encrypted_content"],
         "client_metadata": {"thread_id": "t"},
         "tool_choice": {"type": "function", "name": "f"}, "text": {"format": None},
-        "reasoning": {"effort": "none"}, "store": True, "metadata": {}, "user": "u",
+        "reasoning": {"effort": "none"}, "store": True, "metadata": {}, "user": "u", "priority": 1,
         "safety_identifier": "s", "prompt_cache_key": "p",
     }),
     ("/v1/responses", ResponsesRequest, {
@@ -365,11 +365,11 @@ SAMPLES: list[tuple[str, type[StrictBody], dict[str, Any]]] = [
         )
     ),
     ("/v1/classify", ClassifyBody, {
-        "model": "c", "input": ["a"], "user": "u", "truncate": True, "top_k": 1,
+        "model": "c", "input": ["a"], "user": "u", "priority": 1, "truncate": True, "top_k": 1,
         "split": {"max_chars": 5, "overlap": 1, "aggregate": "max"},
     }),
     ("/classify", VllmClassifyBody, {
         "model": "c", "input": "a", "user": "u", "truncate_prompt_tokens": -1,
-        "request_id": "r",
+        "request_id": "r", "priority": 1,
     }),
 ]  # fmt: skip
