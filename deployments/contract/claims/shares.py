@@ -185,8 +185,8 @@ class FairShares:
 
         Requests of a worse priority go first. Of the same priority, the queue is divided by weight
         among the tenants that use it and the one that asks: if that one uses less than its part,
-        the newest go of the tenant that is furthest beyond its own. A tenant keeps its part, so no
-        two take the same room from each other by turns.
+        the newest go of the tenant that is furthest beyond its own, of those that have one that may
+        go. A tenant keeps its part, so no two take the same room from each other by turns.
 
         Args:
             claim: Of the request that asks for room.
@@ -227,12 +227,19 @@ class FairShares:
             return []
         left, found = list(newest), []
         while num_missing > 0:
-            most = max(weights, key=lambda name: used[name] - part * weights[name])
-            victim = next((each for each in left if each[1].tenant == most), None)
-            if victim is None or used[most] - victim[2] < part * weights[most]:
+            first_of: dict[str, tuple[Item, Claim, float]] = {}
+            for each in left:
+                first_of.setdefault(each[1].tenant, each)
+            beyond = {
+                name: used[name] - part * weights[name]
+                for name, (_, _, size) in first_of.items()
+                if used[name] - size >= part * weights[name]
+            }
+            if not beyond:
                 return []
+            victim = first_of[max(beyond, key=lambda name: beyond[name])]
             left.remove(victim)
-            used[most] -= victim[2]
+            used[victim[1].tenant] -= victim[2]
             num_missing -= victim[2]
             found.append(victim[0])
         return found

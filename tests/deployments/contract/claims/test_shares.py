@@ -167,6 +167,18 @@ def test_the_newest_of_the_tenant_furthest_beyond_its_part_makes_room() -> None:
     assert shares.to_go(B, 18, 64, queue) == [], "the other would keep less than its part"
 
 
+def test_a_tenant_of_which_none_may_go_protects_no_other_beyond_its_part() -> None:
+    shares = FairShares()
+    better, new = Claim(-1, "a"), Claim(tenant="new")
+    assert shares.to_go(new, 1, 10, waiting(*[better] * 6, *[B] * 4)) == []
+    assert shares.to_go(new, 1, 10, waiting(*[better] * 5, *[B] * 5)) == [9]
+    queue = waiting(*[A] * 5, *[B] * 5)
+    assert shares.to_go(new, 1, 10, queue, lambda number: number >= 5) == [9]
+    sizes = [(0, A, 60.0), (1, B, 10.0), (2, B, 10.0), (3, B, 20.0)]
+    assert shares.to_go(new, 5, 90, sizes) == [], "each would keep less than its 30"
+    assert shares.to_go(new, 5, 90, [*sizes, (4, B, 5.0)]) == [4]
+
+
 def test_no_two_tenants_take_the_same_room_from_each_other_by_turns() -> None:
     shares = FairShares()
     assert shares.to_go(B, 1, 1, waiting(A)) == []
