@@ -24,7 +24,11 @@ from dataclasses import replace
 from typing import Self
 
 from deployments.contract.claims import Claim
-from deployments.contract.errors import RaystreamError, ReplicaUnavailableError
+from deployments.contract.errors import (
+    ModelChangedError,
+    RaystreamError,
+    ReplicaUnavailableError,
+)
 from deployments.contract.generation import GenerationRequest, GenerationStream
 from deployments.contract.output import TextDelta
 from serve_app.backends.replicas.backend import Backend
@@ -78,7 +82,7 @@ class FailoverStream:
         self._may_park = lot is not None
         self._waited_s = request.claim.waited_s
         self._now_s = asyncio.get_running_loop().time
-        self._last_s = self._now_s()  # of what came last
+        self._last_s = self._now_s()  # of what came last, or of leaving the lot
         self._told_s = 0.0  # of the latest notice
         self._watch = ExitStack()  # closing it ends the watch on the stream's replica
         self._token_ids = list(request.generated_token_ids)
@@ -157,7 +161,6 @@ class FailoverStream:
         now_s = self._now_s()
         if self._is_first_message:
             self._is_first_message = False
-            self._waited_s += self._silent_s
             self._leave_lot()
             has_begun = self._num_before or self._num_prompt_logprobs
             if has_begun and deltas[0].num_cached_tokens:
@@ -182,21 +185,21 @@ class FailoverStream:
         self._stay()
         self._watch.close()
         await self._stream.aclose()
-        notice = Notice.WAITING
+        was_parked = isinstance(loss, ParkedError)
+        num_gained = len(self._token_ids) - self._num_before
         try:
-            if isinstance(loss, ParkedError):
-                notice = Notice.PARKED
+            if was_parked:
+                self._retries.note_parked(num_gained)
                 self._park()
             else:
-                num_gained = len(self._token_ids) - self._num_before
                 self._retries.note_loss(loss, has_started=True, num_gained=num_gained)
-            self._opening = asyncio.ensure_future(self._open_again())
-            await self._wait_for(self._opening, notice)
+            self._opening = asyncio.ensure_future(self._open_again(was_parked=was_parked))
+            await self._wait_for(self._opening, Notice.PARKED if was_parked else Notice.WAITING)
         except RaystreamError:
             self._end()
             raise
         self._opening = None
-        if notice is Notice.WAITING:
+        if not was_parked:
             self._retries.tell(Notice.MOVED)
 
     def _park(self) -> None:
@@ -215,9 +218,11 @@ class FailoverStream:
         self._tell(Notice.PARKED)
 
     def _leave_lot(self) -> None:
-        """Note that the stream goes on, or has ended."""
+        """Note that the stream goes on, has ended, or is looked after like a lost one."""
         self._parked.close()
         if self._place is not None:
+            self._waited_s += self._silent_s
+            self._last_s = self._now_s()
             self._place.leave()
             self._place = None
 
@@ -232,10 +237,20 @@ class FailoverStream:
             raise StopAsyncIteration
         opening.result()
 
-    async def _open_again(self) -> None:
+    async def _open_again(self, *, was_parked: bool) -> None:
         if self._place is not None:
             await self._place.wait_for_turn()
-        self._begin(await self._retries.until_taken(lambda: self._backend.send(self._resumption())))
+        self._begin(await self._retries.until_taken(self._send_again, was_parked=was_parked))
+
+    async def _send_again(self) -> GenerationStream:
+        """Ask for the rest of the text, and leave the lot if the others must not wait for it."""
+        if self._retries.num_deaths:
+            self._leave_lot()  # no replica gives a suspect back
+        try:
+            return await self._backend.send(self._resumption())
+        except ModelChangedError:
+            self._leave_lot()  # others may be of the version that runs
+            raise
 
     def _tell(self, notice: Notice) -> None:
         """Tell the client why it waits."""

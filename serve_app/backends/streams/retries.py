@@ -122,7 +122,7 @@ class Retries:
         self._blame = blame
         self._why_none = why_none
         self._record: RequestRecord | None = current_record()
-        self._give_up_at_s: float | None = None  # by the event loop's clock; None without a loss
+        self._give_up_at_s: float | None = None  # by the event loop's clock; None before a search
         self._waits_first = False
         self._reason: MoveReason | None = None  # of the loss that is not made good yet
         self._other_version: ModelChangedError | None = None
@@ -156,14 +156,13 @@ class Retries:
         Raises:
             RaystreamError: The request is taken for the cause, or has moved too often.
         """
-        if self._give_up_at_s is None:
-            self._give_up_at_s = asyncio.get_running_loop().time() + self._limits.timeout_s
-            if self.num_moves >= self._limits.max_moves:
-                raise ReplicaUnavailableError(
-                    f"The request has lost {self.num_moves + 1} replicas. Try again later.",
-                    None,
-                    RETRY_AFTER_S,
-                ) from error
+        if self._reason is None and self.num_moves >= self._limits.max_moves:
+            raise ReplicaUnavailableError(
+                f"The request has lost {self.num_moves + 1} replicas. Try again later.",
+                None,
+                RETRY_AFTER_S,
+            ) from error
+        self._limit_search()
         is_death = _is_death(error)
         if is_death:  # of several losses in one search, a death is told
             self._reason = MoveReason.LOST
@@ -182,7 +181,17 @@ class Retries:
         self._num_deaths = 1 if num_gained >= PROBATION_TOKENS_AGAIN else self._num_deaths + 1
         self._has_tokens = self._has_tokens or num_gained > 0
 
-    async def until_taken(self, call: Callable[[], Awaitable[T]]) -> T:
+    def note_parked(self, num_gained: int) -> None:
+        """Note that a replica has given the text back.
+
+        Args:
+            num_gained: Tokens that had come from it since.
+        """
+        self._has_tokens = self._has_tokens or num_gained > 0
+        if num_gained >= PROBATION_TOKENS_AGAIN:
+            self._num_deaths = 0
+
+    async def until_taken(self, call: Callable[[], Awaitable[T]], *, was_parked: bool = False) -> T:
         """Make a call, and repeat it while replicas are lost, until one takes the request.
 
         The first call may take any time. After a loss, the time is limited.
@@ -190,6 +199,9 @@ class Retries:
         Args:
             call: Sends the request, with the current `num_deaths`, to the replica that the router
                 picks; waits while there is none.
+            was_parked: Whether a replica has given the text back. A refusal then begins a search
+                of limited time, as a loss does, but counts as none: in a roll-out the router may
+                have picked a replica of another version while those of its own still run.
 
         Raises:
             NoReplicaError: None runs, none will, and none was lost.
@@ -202,11 +214,17 @@ class Retries:
         if self._give_up_at_s is None:
             try:
                 return await call()
-            except NoReplicaError as error:  # nothing was lost
-                raise await self._why_none() or error from error
+            except NoReplicaError as error:
+                if not was_parked:  # nothing was lost
+                    raise await self._why_none() or error from error
+                self._limit_search()
+            except (ModelChangedError, OverloadedError):
+                if not was_parked:
+                    raise
+                self._limit_search()
             except LOST as error:
                 self._add_attempt(error)
-                waits = True
+            waits = True
         try:
             async with asyncio.timeout_at(self._give_up_at_s) as timer:
                 taken = await self._search(call, waits)
@@ -246,6 +264,11 @@ class Retries:
                 self._add_attempt(error)
         raise AssertionError("there is no last backoff")
 
+    def _limit_search(self) -> None:
+        """Limit the time until another replica has to take over, from the first call on."""
+        if self._give_up_at_s is None:
+            self._give_up_at_s = asyncio.get_running_loop().time() + self._limits.timeout_s
+
     def _add_attempt(self, error: RaystreamError) -> None:
         """Note that an attempt has lost its replica before it was taken; see `note_loss`."""
         has_started = self._starts_at_once or isinstance(error, LostAfterStartError)
@@ -254,8 +277,10 @@ class Retries:
     def _note_move(self) -> None:
         self._give_up_at_s, self._waits_first = None, False
         self._other_version = None
+        if self._reason is None:  # a parked text was refused before, and nothing was lost
+            return
         self.num_moves += 1
-        self._note(self._reason or MoveReason.LOST)
+        self._note(self._reason)
         self._reason = None
 
     def note_planned_move(self) -> None:

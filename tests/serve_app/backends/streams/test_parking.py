@@ -6,8 +6,17 @@ from collections.abc import Sequence
 import pytest
 
 from deployments.contract.claims import Claim
-from deployments.contract.errors import OverloadedError, OverloadReason, ReplicaUnavailableError
-from deployments.contract.generation import GenerationRequest, GenerationStream
+from deployments.contract.errors import (
+    ModelChangedError,
+    OverloadedError,
+    OverloadReason,
+    ReplicaUnavailableError,
+)
+from deployments.contract.generation import (
+    PROBATION_TOKENS_AGAIN,
+    GenerationRequest,
+    GenerationStream,
+)
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.replicas.replica_errors import ParkedError
 from serve_app.backends.streams.failover import Failover
@@ -19,6 +28,7 @@ from tests.serve_app.backends.fake_replicas import Fate, Replicas
 from tests.stopped_clock import settle, stop_clock
 
 PARKED = ParkedError("parked")
+OTHER = ModelChangedError("another version")
 REQUEST = GenerationRequest("r", "hi", SamplingParams(max_tokens=6))
 
 
@@ -133,6 +143,68 @@ async def test_a_replica_lost_while_the_stream_is_parked_is_one_move() -> None:
     assert notices == [Notice.PARKED, Notice.MOVED]
     assert replicas.requests[2].is_parked
     assert len(lot) == 0
+
+
+@pytest.mark.parametrize("max_parked", [8, 0], ids=["held", "beyond a full lot"])
+async def test_a_parked_stream_that_replicas_of_another_version_refuse_looks_for_its_own(
+    max_parked: int,
+) -> None:
+    fates = [Fate(2, PARKED), Fate(opening_error=OTHER), Fate(opening_error=OTHER), Fate(2, PARKED)]
+    replicas, model, notices = parking(fates, lot_of(max_parked))
+    stream = await model.send(REQUEST)
+    assert len(await read(stream)) == 6
+    assert [len(each.generated_token_ids) for each in replicas.requests] == [0, 2, 2, 2, 4]
+    assert set(notices) == {Notice.PARKED}
+    assert stream._retries.num_moves == 0  # type: ignore[attr-defined]
+
+
+async def test_a_parked_stream_ends_if_only_another_version_runs_for_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    advance = stop_clock(monkeypatch)
+    _, model, _ = parking([Fate(2, PARKED), *[Fate(opening_error=OTHER)] * 99])
+    reading = asyncio.ensure_future(read(await model.send(REQUEST)))
+    for _ in range(5):
+        await settle()
+        assert not reading.done()
+        advance(1)
+    with pytest.raises(ModelChangedError):
+        await reading
+
+
+async def test_one_that_is_refused_for_its_version_lets_the_others_go_on() -> None:
+    lot = lot_of()
+    old_is_back = asyncio.Event()
+    fates = [Fate(2, PARKED), Fate(opening_error=OTHER), Fate(waits_for=old_is_back)]
+    replicas, model, _ = parking(fates, lot)
+    reading = asyncio.ensure_future(read(await model.send(REQUEST)))
+    await asyncio.wait_for(replicas.opens.wait(), 5)
+    assert has_turn(entered(lot))
+    assert not replicas.requests[2].is_parked, "it waits for its turn at the replica"
+    old_is_back.set()
+    assert len(await reading) == 6
+
+
+async def test_a_suspect_lets_the_others_go_on() -> None:
+    lot = lot_of()
+    may_run = asyncio.Event()
+    gone = ReplicaUnavailableError("gone")
+    fates = [Fate(0, PARKED), Fate(0, gone), Fate(waits_for=may_run)]
+    replicas, model, _ = parking(fates, lot)
+    reading = asyncio.ensure_future(read(await model.send(REQUEST)))
+    await asyncio.wait_for(replicas.opens.wait(), 5)
+    assert replicas.requests[2].num_deaths == 1
+    assert has_turn(entered(lot))
+    may_run.set()
+    assert len(await reading) == 6
+
+
+async def test_deaths_before_much_was_gained_where_it_was_parked_are_not_in_a_row() -> None:
+    fates = [Fate(1), Fate(PROBATION_TOKENS_AGAIN, PARKED), Fate(0)]
+    replicas, model, _ = parking(fates)
+    replicas.num_tokens = PROBATION_TOKENS_AGAIN + 4
+    await read(await model.send(REQUEST))
+    assert replicas.requests[3].num_deaths == 0
 
 
 async def test_a_stream_beyond_a_full_lot_goes_back_as_one_that_is_not_parked_again() -> None:
