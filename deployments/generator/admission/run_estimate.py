@@ -8,8 +8,8 @@ the oldest. None overtakes: while the first does not fit, those behind it wait, 
 If the first does not fit, and its priority is better than that of some that run, these give up
 their place and wait: the newest of the lowest priority first, as many as are needed, and none if
 that would not suffice. How long each has waited counts here, too, so a sequence that was displaced
-often is not displaced for ever. At the same priority, one gives up its place to a tenant that runs
-nothing, if its own tenant runs more than its share.
+often is not displaced for ever. At the same priority, those of tenants that have more than their
+share of what runs, in places or in memory, give up theirs to a tenant that runs nothing.
 
 What a sequence needs is not known before it is weighed; until then it counts without blocks. One
 that runs by then and turns out not to fit goes back among those that wait.
@@ -174,6 +174,7 @@ class RunEstimate:
         self._max_num_seqs = max_num_seqs
         self._now_s = now_s
         self._shares = FairShares() if shares is None else shares
+        self._num_blocks = layout.num_blocks
         self._num_free = list(layout.num_blocks)
         self._num_arrivals = 0
         self._running: dict[Permit, None] = {}
@@ -333,9 +334,9 @@ class RunEstimate:
     def _displace(self, first: Permit) -> bool:
         """Let others wait, if then the first of those that wait fits.
 
-        Those of lower priority do. Otherwise, if the first one's tenant runs nothing, another does
-        that runs more than its share of all: else a tenant with one short request would wait for
-        the end of a long one.
+        Those of lower priority do. Otherwise, if the first one's tenant runs nothing, those of
+        others do that have more than their share of what runs: else a tenant with one short request
+        would wait for the end of a long one.
         """
         if first.run is None:
             return False
@@ -348,22 +349,42 @@ class RunEstimate:
         return self._take_places(first, self._beyond_share(first), now_s)
 
     def _beyond_share(self, first: Permit) -> list[Permit]:
-        """Return what yields to a tenant that runs nothing; at most one."""
-        mine = self._num_of_tenant
-        if first.claim.tenant in mine or sum(num > 1 for num in mine.values()) == 0:
+        """Return what yields to a tenant that runs nothing; see `FairShares.to_go`.
+
+        What runs is divided, in what the first lacks: places, or blocks of a group.
+        """
+        of_tenant = self._num_of_tenant
+        if first.claim.tenant in of_tenant or max(of_tenant.values(), default=0) <= 1:
             return []
-        running = sorted(self._running, key=lambda each: each.arrival)
+        num_missing, group = self._lacks(first)
+        running = [
+            (each, each.claim, 1 if group is None else _num_blocks(each, group))
+            for each in sorted(self._running, key=lambda each: each.arrival)
+        ]
         return self._shares.to_go(
             first.claim,
-            1,
-            self._max_num_seqs,
-            [(each, each.claim, 1) for each in running],
+            num_missing,
+            sum(size for _, _, size in running),
+            running,
             lambda each: (
                 each.run is not None
                 and each.run.may_yield
                 and each.claim.priority == first.claim.priority
             ),
         )
+
+    def _lacks(self, permit: Permit) -> tuple[int, int | None]:
+        """Return how many blocks one that does not fit lacks, and of which group.
+
+        Of several groups it is the scarcest; without a group, it lacks a place.
+        """
+        total = self._num_blocks
+        lacking = [
+            (num - free, group)
+            for group, (num, free) in enumerate(zip(permit.blocks, self._num_free, strict=False))
+            if num > free
+        ]
+        return max(lacking, key=lambda each: each[0] / total[each[1]], default=(1, None))
 
     def _take_places(self, first: Permit, yielding: Sequence[Permit], now_s: float) -> bool:
         """Let as many of these wait, in order, as the first needs; none if that doesn't suffice."""
@@ -407,6 +428,10 @@ class RunEstimate:
         self.queue.remove(permit)
         self._shares.leave(permit.claim)
         self.num_waiting_tokens -= permit.num_tokens
+
+
+def _num_blocks(permit: Permit, group: int) -> int:
+    return permit.blocks[group] if permit.blocks else 0  # none until it is weighed
 
 
 def _count_down(counter: Counter[Key], key: Key) -> None:

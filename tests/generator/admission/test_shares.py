@@ -105,6 +105,28 @@ def test_a_tenant_that_runs_nothing_takes_a_place_of_one_beyond_its_share() -> N
     replica.end_all()
 
 
+def test_where_memory_is_the_limit_a_tenant_that_runs_nothing_takes_blocks() -> None:
+    replica = Replica(max_num_seqs=64)
+    for name, num_tokens in (("a", 40), ("b", 30), ("c", 10), ("d", 20)):
+        replica.add(name, num_tokens=num_tokens, tenant="many")
+    replica.add("x", num_tokens=25, tenant="few")
+    assert replica.running == "abx", "as many of the newest wait as x needs"
+    replica.end("x")
+    assert replica.running == "abcd"
+    replica.add("y", num_tokens=50, tenant="few")
+    assert replica.running == "abcd", "many would keep less than half of the blocks"
+    replica.end_all()
+
+
+def test_places_are_shared_where_places_are_the_limit_whatever_the_memory() -> None:
+    replica = Replica(max_num_seqs=2)
+    replica.add("a", num_tokens=10, tenant="many")
+    replica.add("b", num_tokens=60, tenant="many")
+    replica.add("x", num_tokens=20, tenant="few")
+    assert replica.running == "ax"
+    replica.end_all()
+
+
 def test_what_was_parked_for_a_tenant_s_sake_does_not_overtake_it() -> None:
     replica = Replica(max_num_seqs=1)
     replica.add("-", tenant="few")
