@@ -192,7 +192,8 @@ class FairShares:
             claim: Of the request that asks for room.
             num_missing: How much room is missing.
             limit: How much the queue holds.
-            waiting: What waits, oldest first, each with its claim and the room that it takes.
+            waiting: What waits, oldest first, each with its claim and the room that it takes: of
+                those that may go, the last goes first.
             may_go: Returns whether one may leave; the others count, too.
         """
         used = defaultdict[str, float](float)

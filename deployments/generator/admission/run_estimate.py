@@ -9,7 +9,7 @@ If the first does not fit, and its priority is better than that of some that run
 their place and wait: the newest of the lowest priority first, as many as are needed, and none if
 that would not suffice. How long each has waited counts here, too, so a sequence that was displaced
 often is not displaced for ever. At the same priority, those of tenants that have more than their
-share of what runs, in places or in memory, give up theirs to a tenant that runs nothing.
+share of what runs, in places or in memory, give up theirs to a tenant that runs nothing: by turns.
 
 What a sequence needs is not known before it is weighed; until then it counts without blocks. One
 that runs by then and turns out not to fit goes back among those that wait.
@@ -86,7 +86,7 @@ class Permit:
         is_planned: Whether that replica still runs it.
         is_bounded: Whether the limits on what waits apply to it.
         run: The sequence once it is accepted; None before, and after it has left.
-        was_displaced: Whether another has taken its place here.
+        num_displaced: How often another has taken its place here.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Permit:
         self.is_planned = is_planned
         self.is_bounded = not is_resumed
         self.run: Run | None = None
-        self.was_displaced = False
+        self.num_displaced = 0
         self._waited_s = 0.0
         self._runs = asyncio.Event()
 
@@ -139,7 +139,8 @@ class Permit:
     def note_displaced(self, now_s: float) -> None:
         """Note that another has taken its place: it waits from now on, before new ones."""
         self.came_s = now_s - self._waited_s
-        self.is_resumed = self.was_displaced = True
+        self.is_resumed = True
+        self.num_displaced += 1
 
     def yields_to(self, other: "Permit", aging_s: float, now_s: float) -> bool:
         """Return whether it gives its place to one that waits."""
@@ -206,7 +207,7 @@ class RunEstimate:
         reason = WaitReason.MEMORY if has_place else WaitReason.TURN
         waiting = self.queue.unordered
         return Waits(
-            Counter(WaitReason.DISPLACED if each.was_displaced else reason for each in waiting),
+            Counter(WaitReason.DISPLACED if each.num_displaced else reason for each in waiting),
             self._now_s() - min(each.came_s for each in waiting),
             self._shares.gap,
         )
@@ -351,7 +352,8 @@ class RunEstimate:
     def _beyond_share(self, first: Permit) -> list[Permit]:
         """Return what yields to a tenant that runs nothing; see `FairShares.to_go`.
 
-        What runs is divided, in what the first lacks: places, or blocks of a group.
+        What runs is divided, in what the first lacks: places, or blocks of a group. Of a tenant,
+        those yield that were displaced least often, so that none pays for all; then the newest.
         """
         of_tenant = self._num_of_tenant
         if first.claim.tenant in of_tenant or max(of_tenant.values(), default=0) <= 1:
@@ -359,7 +361,7 @@ class RunEstimate:
         num_missing, group = self._lacks(first)
         running = [
             (each, each.claim, 1 if group is None else _num_blocks(each, group))
-            for each in sorted(self._running, key=lambda each: each.arrival)
+            for each in sorted(self._running, key=lambda each: (-each.num_displaced, each.arrival))
         ]
         return self._shares.to_go(
             first.claim,

@@ -105,6 +105,24 @@ def test_a_tenant_that_runs_nothing_takes_a_place_of_one_beyond_its_share() -> N
     replica.end_all()
 
 
+def test_those_that_give_up_their_places_to_a_tenant_take_turns() -> None:
+    replica = Replica(max_num_seqs=4)
+    for name in "abcd":
+        replica.add(name, tenant="many")
+    waited = []
+    for _ in range(5):
+        replica.add("x", tenant="few")
+        waited += [name for name in "abcd" if not replica.permits[name].is_running]
+        replica.end("x")
+        assert replica.running == "abcd"
+    assert waited == ["d", "c", "b", "a", "d"], "each before one waits again"
+    replica.end("a")
+    replica.add("new", tenant="many")
+    replica.add("x", tenant="few")
+    assert replica.running == "bcdx", "new was never displaced, so the others end first"
+    replica.end_all()
+
+
 def test_where_memory_is_the_limit_a_tenant_that_runs_nothing_takes_blocks() -> None:
     replica = Replica(max_num_seqs=64)
     for name, num_tokens in (("a", 40), ("b", 30), ("c", 10), ("d", 20)):
