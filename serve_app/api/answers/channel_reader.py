@@ -5,7 +5,8 @@ begins with `<|start|>assistant`. The channel `analysis` is reasoning, `final` i
 so is `commentary`. If the header names a function (`to=functions.NAME`), the text is the object of
 a call's arguments. Such a text that is no call is for the user, like text without a header.
 
-The states: HEADER reads up to `<|message|>`; BODY reads a message's text up to its end.
+The states: HEADER reads up to `<|message|>`; BODY reads a message's text up to its end. A header
+that another mark ends has no text, and is left out.
 
 Source: OpenAI, Harmony response format, https://cookbook.openai.com/articles/openai-harmony
 """
@@ -29,7 +30,9 @@ from serve_app.api.tools.parsing.events import (
 )
 
 BODY_MARK: Final = "<|message|>"
-NEXT_MARKS: Final = ("<|start|>", "<|channel|>")
+START_MARK: Final = "<|start|>"
+CHANNEL_MARK: Final = "<|channel|>"
+NEXT_MARKS: Final = (START_MARK, CHANNEL_MARK)
 """Marks of a message that follows; a text before them has lost its own end."""
 END_MARKS: Final = ("<|end|>", "<|call|>", "<|return|>", *NEXT_MARKS)
 
@@ -38,7 +41,11 @@ MAX_HEADER_LENGTH: Final = 512
 
 _CHANNEL: Final = re.compile(r"<\|channel\|>\s*(\w+)")
 _FUNCTION: Final = re.compile(r"\bto=functions\.([a-zA-Z0-9_-]{1,128})")
-_HEADER_STARTS: Final = (*NEXT_MARKS, "<|constrain|>", BODY_MARK, "to=")
+
+_HEADER_ENDS: Final = (BODY_MARK, *END_MARKS)
+_HEADER_END: Final = re.compile("|".join(map(re.escape, _HEADER_ENDS)))
+_HEADER_MARKS: Final = (*NEXT_MARKS, "<|constrain|>")
+_HEADER_STARTS: Final = (*_HEADER_MARKS, "to=")
 
 _GAPS: Final = {Reasoning: "\n", Text: "\n\n"}
 """What stands between the texts of two messages that are told as one."""
@@ -88,11 +95,13 @@ class ChannelReader:
 
         Args:
             is_cut: Whether the answer ended at its maximum length. An incomplete call is then cut,
-                not broken, and half a mark is dropped.
+                not broken, and what may begin a mark or a header is dropped.
         """
         if self._is_full:
             return []
         left, self._pending = self._pending, ""
+        if self._kind is None and not is_cut and _is_text(left):
+            self._open(_Kind.TEXT)
         if self._kind is _Kind.CALL and is_cut:
             self._cut_call()
         elif self._kind is not None:
@@ -109,16 +118,21 @@ class ChannelReader:
         return taken
 
     def _read_header(self) -> bool:
-        header, mark, rest = self._pending.partition(BODY_MARK)
-        if not _may_be_header(header) or len(header) > MAX_HEADER_LENGTH:
+        header, mark = _split_header(self._pending)
+        if not _may_be_header(header, mark):
             self._open(_Kind.TEXT)
-            # One character ahead: a mark without a header would be read as one again, for ever.
+            # One character ahead: the mark of a header that is too long would begin one again.
             self._report(self._pending[:1])
             self._pending = self._pending[1:]
             return True
-        if not mark:
+        if mark is None:
             return False
-        self._pending = rest
+        self._pending = self._pending[len(header) + (0 if mark in NEXT_MARKS else len(mark)) :]
+        if mark == BODY_MARK:
+            self._open_message(header)
+        return True
+
+    def _open_message(self, header: str) -> None:
         function, channel = _FUNCTION.search(header), _CHANNEL.search(header)
         if function is not None and function[1] in self._names:
             self._open(_Kind.CALL)
@@ -130,7 +144,6 @@ class ChannelReader:
             self._open(_Kind.REASONING)
         else:
             self._open(_Kind.TEXT)
-        return True
 
     def _open(self, kind: _Kind) -> None:
         self._kind, self._is_first = kind, True
@@ -209,7 +222,39 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _may_be_header(text: str) -> bool:
-    """Return whether a text is a header, or the beginning of one."""
+def _split_header(text: str) -> tuple[str, str | None]:
+    """Return the header that a text begins with, and the mark behind it; None if it has none yet.
+
+    `<|start|>` may only begin a header, and a second `<|channel|>` begins the next one.
+    """
+    start = len(text) - len(text.lstrip())
+    has_channel = False
+    for found in _HEADER_END.finditer(text):
+        if found[0] == CHANNEL_MARK and not has_channel:
+            has_channel = True
+        elif found[0] != START_MARK or found.start() > start:
+            return text[: found.start()], found[0]
+    return text, None
+
+
+def _may_be_header(text: str, mark: str | None) -> bool:
+    """Return whether a text is a header, or may become one.
+
+    Args:
+        text: It begins as a header.
+        mark: What ends it; None if the end has not arrived.
+    """
     told = text.lstrip()
-    return any(told.startswith(each) or each.startswith(told) for each in _HEADER_STARTS)
+    has_shape = not told or told.startswith(_HEADER_STARTS)
+    if mark is not None:
+        is_whole = has_shape and (mark == BODY_MARK or not _is_text(text))
+        return is_whole and len(text) <= MAX_HEADER_LENGTH
+    has_begun = any(each.startswith(told) for each in (*_HEADER_STARTS, *_HEADER_ENDS))
+    # What may begin the mark behind the header is no part of it: its length never shrinks.
+    held = max(num_overlapping(text, each) for each in _HEADER_ENDS)
+    return (has_shape or has_begun) and len(text) - held <= MAX_HEADER_LENGTH
+
+
+def _is_text(left: str) -> bool:
+    """Return whether what no `<|message|>` follows is text: it has no mark of a header."""
+    return bool(left.strip()) and not any(mark in left for mark in _HEADER_MARKS)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.api.answers.channel_reader import ChannelReader
+from serve_app.api.answers.channel_reader import MAX_HEADER_LENGTH, ChannelReader
 from serve_app.api.reasoning.parser import Reasoning
 from serve_app.api.tools.parsing.events import (
     ArgumentsGained,
@@ -26,6 +26,13 @@ ROME = '{"city": "Rome"}'
 BEFORE = f" to=functions.get<|channel|>commentary json<|message|>{ROME}"
 AFTER = f"<|channel|>commentary to=functions.get <|constrain|>json<|message|>{ROME}"
 LONG = "<|channel|>final" + "x" * 600
+
+PARTS = (
+    *("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|return|>"),
+    *("<|constrain|>json", "analysis", "final", "commentary", "assistant", " to=functions.get"),
+    *(ROME, '{"a', "It rains", "t", "to", "<", "<|", " ", "\n", "x" * MAX_HEADER_LENGTH),
+)
+"""What answers are made of, in any order."""
 
 Told = tuple[str, str, list[tuple[str, str, str]]]
 """The reasoning, the text, and the calls with how each ended."""
@@ -95,6 +102,24 @@ WHOLE: dict[str, tuple[str, Told]] = {
     "no end of a message": (
         HM.removesuffix("<|end|>") + NEXT + RAIN, ("Hm. Rain?", "It rains.", []),
     ),
+    "a header that its message's end follows": (
+        "<|channel|>analysis<|end|>" + NEXT + RAIN, ("", "It rains.", []),
+    ),
+    "a header that another follows": (
+        "<|channel|>analysis" + NEXT + RAIN, ("", "It rains.", []),
+    ),
+    "a channel that another follows": (
+        "<|channel|>analysis" + RAIN, ("", "It rains.", []),
+    ),
+    "two ends of a message": (RAIN + "<|end|><|return|>", ("", "It rains.", [])),
+    "text that begins like a header": ("to", ("", "to", [])),
+    "text that begins like a mark": ("<", ("", "<", [])),
+    "text that names no function": ("to=x is", ("", "to=x is", [])),
+    "text like a header before an end": ("to=x is<|end|>" + RAIN, ("", "to=x is\n\nIt rains.", [])),
+    "half a header before a mark": ("to<|message|>", ("", "to<|message|>", [])),
+    "the longest header": (
+        "<|channel|>final".ljust(MAX_HEADER_LENGTH) + "<|message|>It rains.", ("", "It rains.", []),
+    ),
     "half a mark as text": (RAIN + " a <| b <|end", ("", "It rains. a <| b <|end", [])),
     "nothing": ("", ("", "", [])),
 }  # fmt: skip
@@ -106,11 +131,24 @@ def test_an_answer_is_told_by_its_channels_however_it_arrives(text: str, told: T
     assert read(*text) == told
 
 
-@settings(max_examples=200)
-@given(text=st.sampled_from([text for text, _ in WHOLE.values()]), places=st.lists(st.integers(0)))
-def test_where_an_answer_is_cut_into_pieces_changes_nothing(text: str, places: list[int]) -> None:
+WHOLE_TEXTS = st.sampled_from([text for text, _ in WHOLE.values()])
+ANY_TEXTS = st.lists(st.sampled_from(PARTS), max_size=9).map("".join)
+
+
+@settings(max_examples=400)
+@given(text=WHOLE_TEXTS | ANY_TEXTS, places=st.lists(st.integers(0)), is_cut=st.booleans())
+def test_where_an_answer_is_cut_into_pieces_changes_nothing(
+    text: str, places: list[int], is_cut: bool
+) -> None:
     cuts = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
-    assert read(*(text[a:b] for a, b in pairwise(cuts))) == read(text)
+    whole = read(text, is_cut=is_cut)
+    assert read(*(text[a:b] for a, b in pairwise(cuts)), is_cut=is_cut) == whole
+    assert read(*text, is_cut=is_cut) == whole
+
+
+def test_an_answer_that_is_cut_in_what_may_be_a_header_shows_none_of_it() -> None:
+    for text in ("t", "to=func", "<|cha", "<|channel|>final"):
+        assert read(HM + text, is_cut=True) == ("Hm. Rain?", "", [])
 
 
 @pytest.mark.parametrize("text", [HM + NEXT + RAIN, HM + NEXT + REMARK + NEXT + AFTER])
