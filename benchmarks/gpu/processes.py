@@ -146,7 +146,7 @@ def _run(
         if is_seeded:
             params = replace(params, temperature=0.8, top_p=0.9, repetition_penalty=1.05, seed=i)
         prompt = tuple(2 + (37 * i + 11 * j) % 500 for j in range(3 + 7 * i))
-        request = SequenceRequest(str(i), prompt, params, tuple(before), is_resumed=bool(before))
+        request = SequenceRequest(str(i), prompt, params, tuple(before), goes_first=bool(before))
         engine.add(request)
     while engine.has_work:
         for name, delta in engine.step():

@@ -218,7 +218,7 @@ class Engine:
         )
         self._detokenizers.open(request)
         self._sequences[request.sequence_id] = sequence
-        self._num_resumed += request.is_resumed
+        self._num_resumed += request.is_resumed and not request.is_return
         self._scheduler.add(sequence)
 
     def abort(self, sequence_id: str) -> None:

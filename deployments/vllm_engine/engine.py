@@ -52,8 +52,8 @@ ANSWER_S: Final = 1.0
 """Seconds that a health check waits for a ping."""
 
 URGENT: Final = -(2**31)
-RESUMED: Final = -1
-"""Priorities at vLLM, where lower numbers run first and 0 is that of new sequences."""
+FIRST: Final = -1
+"""Priorities at vLLM, where lower numbers run first and all other sequences have 0."""
 
 
 class VllmEngine(AnyEngine):
@@ -232,8 +232,8 @@ class VllmEngine(AnyEngine):
     @contextmanager
     def running(self, sequence: SequenceRequest, take: Take) -> Iterator[None]:
         """Run a sequence, and abort it if the block ends first; see `TextEngine.running`."""
-        self._counts.num_resumed += sequence.is_resumed
-        with self._run(sequence, take, RESUMED if sequence.is_resumed else 0):
+        self._counts.num_resumed += sequence.is_resumed and not sequence.is_return
+        with self._run(sequence, take, FIRST if sequence.goes_first else 0):
             yield
 
     @contextmanager

@@ -97,21 +97,21 @@ def test_a_long_prompt_is_not_starved_by_short_ones(
     waves=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12),
     short_of_memory_at=st.lists(st.integers(0, 40), max_size=4, unique=True),
 )
-def test_resumed_sequences_overtake_only_new_ones_and_all_end(
+def test_those_that_go_first_overtake_only_others_and_all_end(
     max_num_seqs: int, waves: list[tuple[int, int]], short_of_memory_at: list[int]
 ) -> None:
     flood = Flood(make_scheduler(max_num_seqs, budget=20), 0, shares_prefix=False)
     scheduler, admitted = flood.scheduler, list[Sequence]()
     for step in range(1000):
         if step < len(waves):
-            for is_resumed, number in zip((False, True), waves[step], strict=True):
+            for goes_first, number in zip((False, True), waves[step], strict=True):
                 for i in range(number):
-                    seq = sequence(f"{is_resumed}{step}.{i}", 18, is_resumed=is_resumed)
+                    seq = sequence(f"{goes_first}{step}.{i}", 18, goes_first=goes_first)
                     scheduler.add(seq)
-        resumed = [seq for seq in scheduler.waiting if seq.request.is_resumed]
+        resumed = [seq for seq in scheduler.waiting if seq.request.goes_first]
         plan = flood.step(2 if step in short_of_memory_at else 20)
         admitted += plan.admitted
-        if any(not seq.request.is_resumed for seq in plan.admitted):
+        if any(not seq.request.goes_first for seq in plan.admitted):
             assert set(resumed) <= set(plan.admitted)
         if step >= len(waves) and not scheduler.num_waiting and not scheduler.num_running:
             break

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from deployments.generator.admission import engine_run
+from deployments.generator.admission.run_estimate import Permit
 from deployments.text_generator import TextGenerator
 from tests.faults.cut_replicas import Cuts, two_replicas
 from tests.faults.test_lost_at_each_token import CHAT, FOLDER, SEEDED, assert_equal, told
@@ -45,7 +46,8 @@ async def test_low_streams_make_room_and_all_are_the_undisturbed_ones(
     monkeypatch.setattr(engine_run, "PARK_AFTER_S", park_after_s)
     seeds = range(NUM_LOW + NUM_HIGH)
     undisturbed = [(await ask(client, seed=seed))[0] for seed in seeds]
-    num_preempted = sum(displacements(replica) for replica in replicas)
+    num_resumed = sum(replica._engine.stats.num_resumed for replica in replicas)
+    displaced = note_displaced(monkeypatch)
 
     lows = [asyncio.ensure_future(ask(client, seed=seed, priority=5)) for seed in seeds[:NUM_LOW]]
     highs = []
@@ -61,7 +63,9 @@ async def test_low_streams_make_room_and_all_are_the_undisturbed_ones(
     assert not any("parked" in each for _, each in found[NUM_LOW:])
     assert ("parked" in comments) == (park_after_s < 1)
     assert "moved" not in comments
-    assert sum(displacements(replica) for replica in replicas) > num_preempted
+    assert displaced
+    resumed = sum(replica._engine.stats.num_resumed for replica in replicas) - num_resumed
+    assert (resumed > 0) == (park_after_s < 1), "who stays at a replica comes from no other"
     for replica in replicas:
         counted = replica._admission
         assert counted.num_running == counted.num_waiting == counted.num_outside == 0
@@ -74,9 +78,17 @@ async def until_busy(replicas: list[TextGenerator]) -> None:
             await asyncio.sleep(0.001)
 
 
-def displacements(replica: TextGenerator) -> int:
-    """Return how many sequences have come back into a replica's engine."""
-    return replica._engine.stats.num_resumed
+def note_displaced(monkeypatch: pytest.MonkeyPatch) -> list[Permit]:
+    """Return a list that gets each sequence that gives up its place."""
+    displaced = []
+    note = Permit.note_displaced
+
+    def noted(permit: Permit, now_s: float) -> None:
+        displaced.append(permit)
+        note(permit, now_s)
+
+    monkeypatch.setattr(Permit, "note_displaced", noted)
+    return displaced
 
 
 @pytest.mark.slow

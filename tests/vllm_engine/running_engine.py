@@ -50,6 +50,7 @@ class RunningEngine:
             params=params,
             generated_token_ids=given,
             is_resumed=bool(given),
+            goes_first=bool(given),
         )
         self.engine.validate(sequence)
         sequence = self.engine.compile_grammar(sequence)

@@ -107,7 +107,7 @@ class StepPlan:
 
 
 class Scheduler:
-    """Admission under a token budget and within the KV memory: resumed first, then by age."""
+    """Admission under a token budget and within the KV memory: by who goes first, then by age."""
 
     def __init__(
         self,

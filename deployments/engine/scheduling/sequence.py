@@ -71,8 +71,9 @@ class SequenceRequest:
             `forward` arguments. `token_type_ids` and the like are [1, prompt length].
         matcher: The matcher of `params.grammar`, from `Engine.compile_grammar`, for this sequence
             only. If it is None, the engine compiles the grammar itself.
-        is_resumed: Whether another engine had accepted it. It then runs before sequences that had
-            not been accepted anywhere.
+        is_resumed: Whether another engine had accepted it.
+        is_return: Whether this engine had it before, and has counted it.
+        goes_first: Whether it runs before those that wait and don't go first.
         journal: Where the engine notes what happens to it; None if it is not needed.
         num_prompt_logprobs: Tokens of the prompt whose log-probabilities another replica has
             reported; those of the others follow.
@@ -86,6 +87,8 @@ class SequenceRequest:
     model_inputs: Mapping[str, "torch.Tensor"] = field(default_factory=dict, repr=False)
     matcher: "TokenMatcher | None" = field(default=None, repr=False)
     is_resumed: bool = False
+    is_return: bool = False
+    goes_first: bool = False
     journal: SequenceJournal | None = field(default=None, repr=False)
     num_prompt_logprobs: int = 0
     adapter: str | None = None
@@ -197,8 +200,8 @@ class Sequence:
 
     @property
     def turn(self) -> tuple[bool, int]:
-        """Its place among sequences that wait or run: resumed ones come first, then older ones."""
-        return not self.request.is_resumed, self.arrival
+        """Its place among sequences that wait or run: by who goes first, then by age."""
+        return not self.request.goes_first, self.arrival
 
     @property
     def can_chunk_prefill(self) -> bool:

@@ -1,12 +1,13 @@
 """Which accepted sequences are in the engine: those whose turn it is, and some that come next.
 
-An engine has a queue of its own, in order of arrival. While all that wait have one priority and one
-tenant, that is the right order: each sequence goes into the engine at once, so that the engine
-never waits for the event loop. Otherwise most wait outside, where a better one can still go first,
-and only `NUM_AHEAD` are in the engine before their turn. Those that have not begun are taken out
-again when another comes before them.
+An engine has a queue of its own, in order of arrival. While all that the replica holds have one
+priority and one tenant, that is the right order: each sequence goes into the engine at once, so
+that the engine never waits for the event loop. Otherwise most wait outside, where a better one can
+still go first, and only `NUM_AHEAD` are in the engine before their turn. These are taken out again
+when another comes before them: an engine that waits for their memory lets nobody past.
 """
 
+from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
@@ -29,6 +30,7 @@ class EngineFeed:
         self._estimate = estimate
         self._ahead: dict[Permit, None] = {}  # in the engine before their turn, in order
         self._outside: dict[Permit, None] = {}  # accepted, and not in the engine
+        self._is_ordered = False  # whether those that are ahead are so in the order of their claims
 
     @property
     def num_outside(self) -> int:
@@ -38,13 +40,9 @@ class EngineFeed:
     def add(self, permit: Permit, run: Run) -> None:
         """Add a sequence that is accepted; it goes into the engine when it is due."""
         permit.run = run
-        run.note_turn(is_running=permit.is_running)
-        if permit.is_running:
-            run.enter(is_first=bool(self._ahead))
-        else:
-            self._outside[permit] = None
+        self._outside[permit] = None
         self._estimate.settle()
-        self.update()
+        self._follow([permit, *self._estimate.take_changed()])
 
     def drop(self, permit: Permit) -> None:
         """Take a sequence out for good."""
@@ -62,53 +60,72 @@ class EngineFeed:
 
     def update(self) -> None:
         """Let sequences in and out, by the turns that have changed."""
-        due, displaced = [], []
-        for permit in self._estimate.take_changed():
+        self._follow(self._estimate.take_changed())
+
+    def _follow(self, changed: Iterable[Permit]) -> None:
+        due = []
+        for permit in dict.fromkeys(changed):
             run = permit.run
             if run is None:
                 continue
             run.note_turn(is_running=permit.is_running)
             if not permit.is_running:
-                displaced.append(permit)
-            elif permit in self._ahead:
-                del self._ahead[permit]
-            elif not run.is_in:
+                run.leave()
+                self._ahead.pop(permit, None)
+                self._outside[permit] = None
+            elif not self._is_in_place(permit, run):
                 due.append(permit)
-        is_first = bool(self._ahead or displaced)
-        if due:  # nothing that is in the engine too early may take what the others leave
-            self._take_out(list(self._ahead))
-        for permit in displaced:
-            _run_of(permit).leave()
-            self._outside[permit] = None
+        self._let_in(due)
+        self._let_in_ahead()
+
+    def _is_in_place(self, permit: Permit, run: Run) -> bool:
+        """Return whether a sequence that is due is in the engine, behind none that is not."""
+        if permit not in self._ahead:
+            return run.is_in
+        if not self._estimate.is_of_one_kind and permit is not next(iter(self._ahead)):
+            return False
+        del self._ahead[permit]
+        return True
+
+    def _let_in(self, due: list[Permit]) -> None:
+        if not due:
+            return
+        has_displaced = any(each.was_displaced for each in self._ahead)
+        if has_displaced or not self._estimate.is_of_one_kind:
+            self._take_out(list(self._ahead))  # they would hold up those that are due
         for permit in due:
             self._outside.pop(permit, None)
-            _run_of(permit).enter(is_first=is_first)
-        self._let_in_ahead()
+            _run_of(permit).enter(goes_first=permit.is_resumed)
 
     def _let_in_ahead(self) -> None:
         if not self._outside and not self._ahead:
             return
+        was_ordered, self._is_ordered = self._is_ordered, not self._estimate.is_of_one_kind
+        if self._is_ordered:
+            self._order_ahead(NUM_AHEAD)
+        elif was_ordered:
+            self._order_ahead(None)
+        else:
+            for permit in list(self._outside):
+                self._add_ahead(permit, goes_first=permit.is_resumed)
+
+    def _order_ahead(self, most: int | None) -> None:
+        """Have the next few, or all, in the engine, in order, behind all that are due."""
         queue = self._estimate.queue
-        if queue.is_uniform:
-            if len(self._outside) == 1:  # the usual case; the queue need not be ordered for it
-                self._add_ahead(list(self._outside))
-            elif self._outside:
-                self._add_ahead([permit for permit in queue if permit in self._outside])
-            return
         waiting = (each for each in queue if each in self._outside or each in self._ahead)
-        wanted = list(islice(waiting, NUM_AHEAD))
+        wanted = list(islice(waiting, most))
         ahead = list(self._ahead)
         num_kept = 0
         while num_kept < min(len(ahead), len(wanted)) and ahead[num_kept] is wanted[num_kept]:
             num_kept += 1
         self._take_out(ahead[num_kept:])
-        self._add_ahead(wanted[num_kept:])
+        for permit in wanted[num_kept:]:
+            self._add_ahead(permit, goes_first=False)
 
-    def _add_ahead(self, permits: list[Permit]) -> None:
-        for permit in permits:
-            del self._outside[permit]
-            self._ahead[permit] = None
-            _run_of(permit).enter(is_first=False)
+    def _add_ahead(self, permit: Permit, *, goes_first: bool) -> None:
+        del self._outside[permit]
+        self._ahead[permit] = None
+        _run_of(permit).enter(goes_first=goes_first)
 
     def _take_out(self, permits: list[Permit]) -> None:
         for permit in permits:

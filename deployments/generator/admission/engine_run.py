@@ -76,16 +76,16 @@ class EngineRun:
         """Whether its ingress takes it back, and the engine has not begun with it."""
         return self._request.may_park and self.may_yield and not self._has_begun
 
-    def enter(self, *, is_first: bool) -> None:
+    def enter(self, *, goes_first: bool) -> None:
         """Go into the engine; if that has ended, so does the sequence, and it goes on elsewhere.
 
         Args:
-            is_first: Whether to go before new sequences that wait in the engine.
+            goes_first: Whether to go before others that wait in the engine and don't.
         """
         if self._is_over:
             return
         try:
-            self._inside.enter_context(self._engine.running(self._rest(is_first), self._gain))
+            self._inside.enter_context(self._engine.running(self._rest(goes_first), self._gain))
         except RaystreamError as error:
             is_stopped = isinstance(error, GenerationAbortedError)
             self._end(TextDelta((), "", FinishReason.ABORT, None if is_stopped else error.message))
@@ -131,10 +131,10 @@ class EngineRun:
         if self.may_park:
             self._on_late()
 
-    def _rest(self, is_first: bool) -> SequenceRequest:
+    def _rest(self, goes_first: bool) -> SequenceRequest:
         """Return the sequence with what has gone out of it."""
         if not self._has_left:
-            return replace(self._sequence, is_resumed=True) if is_first else self._sequence
+            return replace(self._sequence, goes_first=True) if goes_first else self._sequence
         return replace(
             self._sequence,
             # The engine may still hand over what the sequence gained before it left.
@@ -142,7 +142,8 @@ class EngineRun:
             generated_token_ids=tuple(self._token_ids),
             num_prompt_logprobs=self._num_prompt_logprobs,
             matcher=None,  # the engine makes another, which has read no token
-            is_resumed=self._sequence.is_resumed or bool(self._token_ids) or is_first,
+            goes_first=goes_first,
+            is_return=True,
         )
 
     def _gain(self, delta: TextDelta) -> None:

@@ -50,11 +50,11 @@ class Run(Protocol):
         """Whether its ingress takes it back, to offer it again later."""
         ...
 
-    def enter(self, *, is_first: bool) -> None:
+    def enter(self, *, goes_first: bool) -> None:
         """Go into the engine, with what it has gained until now.
 
         Args:
-            is_first: Whether to go before new sequences that wait in the engine.
+            goes_first: Whether to go before others that wait in the engine and don't.
         """
         ...
 
@@ -181,6 +181,7 @@ class RunEstimate:
         self._running: dict[Permit, None] = {}
         self._num_of_priority: Counter[int] = Counter()  # of those that run
         self._num_of_tenant: Counter[str] = Counter()  # of those that run
+        self._num_of_kind: Counter[tuple[int, str]] = Counter()  # of all
         self._changed: dict[Permit, None] = {}
 
     @property
@@ -192,6 +193,11 @@ class RunEstimate:
     def num_waiting(self) -> int:
         """How many wait."""
         return len(self.queue)
+
+    @property
+    def is_of_one_kind(self) -> bool:
+        """Whether all that run or wait have one priority and one tenant."""
+        return len(self._num_of_kind) <= 1
 
     @property
     def waiting(self) -> Iterator[Permit]:
@@ -407,6 +413,7 @@ class RunEstimate:
         self._running[permit] = None
         self._num_of_priority[permit.claim.priority] += 1
         self._num_of_tenant[permit.claim.tenant] += 1
+        self._num_of_kind[permit.claim.queue] += 1
         self._changed[permit] = None
         permit.note_running(self._now_s())
         for group, num_blocks in enumerate(permit.blocks):
@@ -416,6 +423,7 @@ class RunEstimate:
         del self._running[permit]
         _count_down(self._num_of_priority, permit.claim.priority)
         _count_down(self._num_of_tenant, permit.claim.tenant)
+        _count_down(self._num_of_kind, permit.claim.queue)
         self._changed[permit] = None
         permit.note_waiting()
         for group, num_blocks in enumerate(permit.blocks):
@@ -423,11 +431,13 @@ class RunEstimate:
 
     def _queue(self, permit: Permit) -> None:
         self.queue.add(permit)
+        self._num_of_kind[permit.claim.queue] += 1
         self._shares.enter(permit.claim)
         self.num_waiting_tokens += permit.num_tokens
 
     def _unqueue(self, permit: Permit) -> None:
         self.queue.remove(permit)
+        _count_down(self._num_of_kind, permit.claim.queue)
         self._shares.leave(permit.claim)
         self.num_waiting_tokens -= permit.num_tokens
 

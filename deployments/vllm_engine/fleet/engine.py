@@ -184,8 +184,9 @@ class FleetEngine(AnyEngine):
     def running(self, sequence: SequenceRequest, take: Take) -> Iterator[None]:
         """Run a sequence, and abort it if the block ends first; see `TextEngine.running`."""
         self.require_alive()
-        self._num_prompt_tokens += len(sequence.prompt_token_ids)
-        self._num_resumed += sequence.is_resumed
+        if not sequence.is_return:
+            self._num_prompt_tokens += len(sequence.prompt_token_ids)
+            self._num_resumed += sequence.is_resumed
         task = asyncio.ensure_future(self._run(sequence, take))
         try:
             yield

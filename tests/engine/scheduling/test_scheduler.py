@@ -23,7 +23,7 @@ def sequence(
     *,
     has_images: bool = False,
     shares_prefix: bool = False,
-    is_resumed: bool = False,
+    goes_first: bool = False,
     num_generated: int = 0,
     max_tokens: int | None = None,
 ) -> Sequence:
@@ -35,7 +35,7 @@ def sequence(
         SamplingParams(max_tokens=max_tokens),
         generated_token_ids=(0,) * num_generated,
         model_inputs={"pixel_values": torch.zeros(1)} if has_images else {},
-        is_resumed=is_resumed,
+        goes_first=goes_first,
     )
     return Sequence(request, max_model_len=LENGTH, eos_token_ids=frozenset())
 
@@ -113,7 +113,7 @@ def test_a_prompt_with_images_is_never_cut() -> None:
 
 def test_a_resumed_prompt_with_images_is_prefilled_as_at_first_and_its_answer_in_chunks() -> None:
     scheduler = make_scheduler(budget=10)
-    scheduler.add(sequence("image", 8, has_images=True, num_generated=15, is_resumed=True))
+    scheduler.add(sequence("image", 8, has_images=True, num_generated=15, goes_first=True))
     found = []
     for _ in range(4):
         plan = scheduler.schedule()
@@ -122,23 +122,23 @@ def test_a_resumed_prompt_with_images_is_prefilled_as_at_first_and_its_answer_in
     assert found == [(0, 8, True), (8, 18, False), (18, 23, False)]
 
 
-def test_resumed_sequences_wait_before_new_ones_oldest_first() -> None:
+def test_those_that_go_first_wait_before_others_oldest_first() -> None:
     scheduler = make_scheduler(max_num_seqs=1)
-    for name, is_resumed in [("a", False), ("R", True), ("b", False), ("S", True)]:
-        scheduler.add(sequence(name, 2, is_resumed=is_resumed))
+    for name, goes_first in [("a", False), ("R", True), ("b", False), ("S", True)]:
+        scheduler.add(sequence(name, 2, goes_first=goes_first))
     assert [seq.sequence_id for seq in scheduler.waiting] == ["R", "S", "a", "b"]
 
 
 def test_new_sequences_are_preempted_before_resumed_ones_and_wait_behind_them() -> None:
     scheduler = make_scheduler(max_num_seqs=4, budget=20)
-    scheduler.add(sequence("R", 2, is_resumed=True))
+    scheduler.add(sequence("R", 2, goes_first=True))
     for name in "ab":
         scheduler.add(sequence(name, 2))
     complete(scheduler.schedule())
-    scheduler.add(sequence("S", 2, is_resumed=True))
+    scheduler.add(sequence("S", 2, goes_first=True))
     complete(scheduler.schedule())
     scheduler.add(sequence("c", 2))
-    scheduler.add(sequence("T", 2, is_resumed=True))
+    scheduler.add(sequence("T", 2, goes_first=True))
     scheduler.max_step_tokens = 1
     excess = scheduler.excess
     assert [seq.sequence_id for seq in excess] == ["b", "a", "S"]

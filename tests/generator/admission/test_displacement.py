@@ -20,10 +20,11 @@ LAYOUT = KVLayout(capacities=(100,), num_blocks=(10,), block_size=10)
 
 
 class Engine:
-    """The sequences in it, in the order in which they came."""
+    """The sequences in it, in the order of their turns."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []
+        self.num_entered = 0
+        self.turns: dict[str, tuple[bool, int]] = {}  # as `Sequence.turn`, by name
 
 
 class FakeRun:
@@ -39,17 +40,15 @@ class FakeRun:
 
     @property
     def is_in(self) -> bool:
-        return self.name in self.engine.names
+        return self.name in self.engine.turns
 
-    def enter(self, *, is_first: bool) -> None:
+    def enter(self, *, goes_first: bool) -> None:
         assert not self.is_in
-        self.engine.names.append(self.name + "!" * is_first)
-        self.name += "!" * is_first
+        self.engine.num_entered += 1
+        self.engine.turns[self.name] = not goes_first, self.engine.num_entered
 
     def leave(self) -> None:
-        if self.is_in:
-            self.engine.names.remove(self.name)
-        self.name = self.name.rstrip("!")
+        self.engine.turns.pop(self.name, None)
 
     def note_turn(self, *, is_running: bool) -> None:
         pass
@@ -85,18 +84,46 @@ class Replica:
         is_resumed: bool = False,
         group: RequestGroup | None = None,
     ) -> FakeRun:
-        """Let a sequence be accepted."""
+        """Let a sequence come and be accepted."""
+        self.come(
+            name,
+            priority,
+            tenant=tenant,
+            weight=weight,
+            waited_s=waited_s,
+            is_resumed=is_resumed,
+            group=group,
+        )
+        return self.accept(name, num_tokens)
+
+    def come(
+        self,
+        name: str,
+        priority: int = 0,
+        *,
+        tenant: str = "",
+        weight: float = 1,
+        waited_s: float = 0,
+        is_resumed: bool = False,
+        group: RequestGroup | None = None,
+    ) -> None:
+        """Let a sequence come, whose prompt is encoded from now on."""
         claim = Claim(priority, tenant, weight, waited_s)
         request = GenerationRequest(
             name, "hi", SamplingParams(), claim=claim, is_resumed=is_resumed, group=group
         )
-        run = FakeRun(name, self.engine)
         with ExitStack() as stack:
-            permit = stack.enter_context(self.counted.permit(request))
+            self.permits[name] = stack.enter_context(self.counted.permit(request))
+            self.stacks[name] = stack.pop_all()
+
+    def accept(self, name: str, num_tokens: int = 10) -> FakeRun:
+        """Accept a sequence that has come; if it is refused, it leaves."""
+        permit, run = self.permits[name], FakeRun(name, self.engine)
+        with self.stacks.pop(name) as stack:
             self.counted.weigh(permit, num_tokens, num_tokens)
             stack.enter_context(self.counted.turns(permit, run))
             self.stacks[name] = stack.pop_all()
-        self.permits[name], self.runs[name] = permit, run
+        self.runs[name] = run
         return run
 
     def end(self, name: str) -> None:
@@ -108,14 +135,14 @@ class Replica:
 
     @property
     def inside(self) -> str:
-        """What is in the engine, in its order; with ! if it was to go first."""
-        return "".join(self.engine.names)
+        """What is in the engine, in the order of its turns."""
+        return "".join(sorted(self.engine.turns, key=self.engine.turns.__getitem__))
 
     def end_all(self) -> None:
         for name in list(self.stacks):
             self.end(name)
         assert self.counted.num_running == self.counted.num_waiting == 0
-        assert self.engine.names == []
+        assert not self.engine.turns
 
 
 def test_with_one_priority_all_go_into_the_engine_at_once_and_none_leaves_it() -> None:
@@ -125,7 +152,7 @@ def test_with_one_priority_all_go_into_the_engine_at_once_and_none_leaves_it() -
     assert (replica.running, replica.inside) == ("ab", "abcdef")
     replica.end("a")
     replica.add("r", is_resumed=True)
-    assert (replica.running, replica.inside) == ("bc", "bcdefr")
+    assert (replica.running, replica.inside) == ("bc", "rbcdef")
     replica.end_all()
 
 
@@ -134,9 +161,9 @@ def test_the_newest_of_the_lowest_priority_gives_up_its_place() -> None:
     for name, priority in (("a", 2), ("b", 1), ("c", 2), ("d", 0)):
         replica.add(name, priority)
     replica.add("x", 0)
-    assert (replica.running, replica.inside) == ("abdx", "abdx!c")
+    assert (replica.running, replica.inside) == ("abdx", "abdxc")
     replica.add("y", 1)
-    assert (replica.running, replica.inside) == ("bdxy", "bdx!y!ac")
+    assert (replica.running, replica.inside) == ("bdxy", "bdxyac")
     replica.add("z", 1)
     assert replica.running == "bdxy", "it displaces none of its own priority"
     replica.end("d")
@@ -160,7 +187,7 @@ def test_a_displaced_sequence_goes_on_before_new_ones_of_its_priority() -> None:
     replica.add("a", 1)
     replica.add("b", 1)
     replica.add("x", 0)
-    assert (replica.running, replica.inside) == ("x", "x!ab")
+    assert (replica.running, replica.inside) == ("x", "xab")
     replica.end("x")
     assert replica.running == "a"
     replica.end_all()
@@ -203,10 +230,12 @@ def test_few_are_ahead_in_the_engine_while_there_is_a_choice() -> None:
     assert replica.inside == "abcdef"
     replica.add("x", 0)
     replica.add("y", 0)
-    assert replica.inside == "x!ya"
+    assert replica.inside == "xya"
     assert replica.counted.num_outside == 5
     replica.end("x")
-    assert (replica.running, replica.inside) == ("y", "yabcdef"), "no choice is left"
+    assert (replica.running, replica.inside) == ("y", "yab")
+    replica.end("y")
+    assert (replica.running, replica.inside) == ("a", "abcdef"), "no choice is left"
     replica.end_all()
 
 
@@ -218,7 +247,7 @@ def test_what_the_engine_has_begun_with_stays_and_makes_room_for_another_ahead()
     replica.counted.note_begun(replica.permits["b"])
     assert replica.inside == "abcd"
     replica.add("x", 0)
-    assert replica.inside == "bx!ac"
+    assert replica.inside == "bxac"
     replica.end_all()
 
 
@@ -250,7 +279,7 @@ def test_a_parked_sequence_frees_its_place_at_once() -> None:
     replica.add("x", 0)
     replica.counted.park(replica.permits["a"])
     assert replica.counted.num_waiting == 0
-    assert replica.inside == "x!"
+    assert replica.inside == "x"
     replica.end_all()
 
 
