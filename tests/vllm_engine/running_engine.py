@@ -2,16 +2,21 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 
+from deployments.contract.claims import Claim
+from deployments.contract.generation import GenerationRequest
 from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.scheduling.sequence import SequenceRequest
+from deployments.generator.admission.admission import Admission
+from deployments.generator.admission.engine_run import EngineRun
 from deployments.generator.text_engine import EngineFacts
 from deployments.vllm_engine.engine import VllmEngine
 from deployments.vllm_engine.logs import EngineLogs
@@ -56,6 +61,40 @@ class RunningEngine:
         sequence = self.engine.compile_grammar(sequence)
         with self.engine.running(sequence, gains.take):
             yield
+
+    @contextmanager
+    def admitted(
+        self,
+        admission: Admission,
+        gains: "Gains",
+        params: SamplingParams,
+        priority: int,
+        given: tuple[int, ...] = (),
+    ) -> Iterator[None]:
+        """Run one sequence in its turns, as a replica does, while the block lasts."""
+        request = GenerationRequest(
+            "r", "", params, given, bool(given), claim=Claim(priority), may_park=True
+        )
+        sequence = self.engine.compile_grammar(
+            SequenceRequest(
+                self.engine.unique_id("r"), PROMPT, params, given, is_resumed=request.is_resumed
+            )
+        )
+        limits = self.facts.limits
+        with admission.permit(request) as permit:
+            num_planned_tokens = limits.num_planned_tokens(sequence)
+            admission.weigh(permit, limits.max_num_tokens(sequence), num_planned_tokens)
+            run = EngineRun(
+                self.engine,
+                request,
+                sequence,
+                gains.take,
+                flush=lambda: None,
+                on_begun=partial(admission.note_begun, permit),
+                on_late=partial(admission.park, permit),
+            )
+            with closing(run), admission.turns(permit, run):
+                yield
 
     async def until_idle(self) -> None:
         """Wait until vLLM runs nothing."""

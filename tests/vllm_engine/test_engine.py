@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -17,6 +18,8 @@ from deployments.contract.output import FinishReason, SequenceJournal
 from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.limits import SequenceTooLongError
+from deployments.generator.admission import engine_run
+from deployments.generator.admission.admission import Admission, AdmissionLimits
 from tests.engine.tiny_models import EOS_TOKEN_ID
 from tests.vllm_engine.parameter_sets import (
     EVERY,
@@ -186,6 +189,40 @@ async def test_a_grammar_binds_the_text_and_goes_on_after_a_move(running: Runnin
     for cut in (1, 7):
         moved = await running.run(params, whole.token_ids[:cut])
         assert moved.token_ids == whole.token_ids[cut:]
+
+
+@pytest.mark.parametrize("park_after_s", [60, 0], ids=["displaced", "parked"])
+@pytest.mark.parametrize("grammar", [None, GRAMMAR], ids=["free", "bound"])
+async def test_a_sequence_that_makes_room_for_a_better_one_goes_on_as_if_it_had_not(
+    running: RunningEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    park_after_s: float,
+    grammar: str | None,
+) -> None:
+    monkeypatch.setattr(engine_run, "PARK_AFTER_S", park_after_s)
+    params = replace(RANDOM, grammar=grammar, presence_penalty=0.5, max_tokens=NUM_TOKENS)
+    whole = await running.run(params)
+    entered = mock.Mock(side_effect=running.engine.running)
+    monkeypatch.setattr(running.engine, "running", entered)
+    admission = Admission(AdmissionLimits(1, 8, None), running.facts.layout)
+    low, high, rest = Gains(), Gains(), Gains()
+    async with asyncio.timeout(DEADLINE_S):
+        with running.admitted(admission, low, params, priority=1):
+            await low.begun.wait()
+            with running.admitted(admission, high, params, priority=0):
+                assert (admission.num_running, admission.num_waiting) == (1, 1)
+                num_before = len(low.token_ids)
+                await high.ended.wait()
+            await low.ended.wait()
+        if park_after_s == 0:
+            assert low.reason is FinishReason.PARKED
+            with running.admitted(admission, rest, params, priority=1, given=low.token_ids):
+                await rest.ended.wait()
+    again = entered.call_args_list[2].args[0]  # after the low one and the better one
+    assert again.generated_token_ids == whole.token_ids[:num_before] != ()
+    assert high.token_ids == low.token_ids + rest.token_ids == whole.token_ids
+    assert high.text == low.text + rest.text == whole.text
+    assert (rest if park_after_s == 0 else low).reason is whole.reason
 
 
 async def test_a_grammar_that_can_not_be_used_is_refused_by_name(running: RunningEngine) -> None:
