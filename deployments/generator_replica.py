@@ -303,7 +303,7 @@ class GeneratorReplica(ModelReplica):
             num_prompt_tokens=num_tokens,
             num_given_tokens=len(request.generated_token_ids),
         )
-        costs = StreamCost(0 if request.is_resumed else num_tokens)
+        costs = StreamCost(0 if request.generated_token_ids else num_tokens)
         with self._channels.stream(request.stream) as stream:
 
             def take(delta: TextDelta) -> None:

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from deployments.contract.claims.claim import Claim
-from deployments.contract.output import TextDelta
+from deployments.contract.output import FinishReason, TextDelta
 
 Item = TypeVar("Item")
 
@@ -68,19 +68,25 @@ class StreamCost:
         """Start before the first delta.
 
         Args:
-            num_prompt_tokens: Tokens of the prompt; 0 if they were counted elsewhere.
+            num_prompt_tokens: Tokens of the prompt; 0 if the answer has begun elsewhere.
         """
         self._num_prompt_tokens = num_prompt_tokens
 
     def of(self, deltas: Sequence[TextDelta]) -> float:
-        """Return the weighted tokens of the next deltas, at least one."""
+        """Return the weighted tokens of the next deltas, at least one.
+
+        The prompt's come with the answer's first delta, which tells how much was cached. If the
+        text leaves before that, it goes on elsewhere, and the prompt is charged there.
+        """
+        last, num_answer_tokens = deltas[-1], sum(len(delta.token_ids) for delta in deltas)
+        has_left = last.finish_reason in (FinishReason.PARKED, FinishReason.ABORT)
+        has_begun = num_answer_tokens or not (last.prompt_logprobs or has_left)
         num_prompt_tokens = 0
-        if self._num_prompt_tokens and not deltas[-1].prompt_logprobs:
-            # By now the answer's first delta is here, and tells how much was cached.
+        if self._num_prompt_tokens and has_begun:
             num_cached_tokens = max(delta.num_cached_tokens for delta in deltas)
             num_prompt_tokens = self._num_prompt_tokens - num_cached_tokens
             self._num_prompt_tokens = 0
-        return cost(num_prompt_tokens, sum(len(delta.token_ids) for delta in deltas))
+        return cost(num_prompt_tokens, num_answer_tokens)
 
 
 @dataclass(eq=False, slots=True)

@@ -160,8 +160,8 @@ class HandleBackend:
             self._channels,
             span,
             count=partial(self._shares.charge, request.claim),
-            # The replica that it has left has counted the prompt.
-            num_new_prompt_tokens=0 if request.is_resumed else first.num_prompt_tokens,
+            # The replica from which the first token came has counted the prompt.
+            num_new_prompt_tokens=0 if request.generated_token_ids else first.num_prompt_tokens,
         )
         try:
             assert first.channel is not None, "a replica says where it listens"

@@ -55,7 +55,7 @@ class ReplicaStream:
             channels: What drops the box when the stream has ended.
             span: The call's span; None if its trace is not recorded.
             count: Counts the weighted tokens that the stream passes on; see `FairShares.charge`.
-            num_new_prompt_tokens: Tokens of the prompt, unless they were counted elsewhere.
+            num_new_prompt_tokens: Tokens of the prompt; 0 if the answer has begun elsewhere.
         """
         self.accepted = accepted
         self._count = count

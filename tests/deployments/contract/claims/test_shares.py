@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.contract.claims import Claim, FairShares, TenantShare, cost
+from deployments.contract.claims import Claim, FairShares, StreamCost, TenantShare, cost
 from deployments.contract.claims import shares as fair_shares
+from deployments.contract.output import FinishReason, PromptLogprobs, TextDelta
 
 A, B = Claim(tenant="a"), Claim(tenant="b")
 HEAVY = Claim(tenant="heavy", weight=3)
@@ -17,6 +18,22 @@ def from_ingress(ingress: str, num_served: float = 0) -> Claim:
 
 def test_an_answers_token_costs_as_much_as_two_of_a_prompt() -> None:
     assert cost(100, 10) == 120
+
+
+def test_a_prompt_is_charged_once_where_the_answer_begins() -> None:
+    scored = TextDelta((), "", prompt_logprobs=(PromptLogprobs(None, 0, b"", b"", b"", ()),))
+    parked, aborted = (
+        TextDelta((), "", reason) for reason in (FinishReason.PARKED, FinishReason.ABORT)
+    )
+    for left in ([parked], [aborted], [scored, parked]):
+        assert StreamCost(100).of(left) == 0, "another replica begins with it"
+    costs = StreamCost(100)
+    assert costs.of([scored]) == 0
+    assert costs.of([scored, TextDelta((1,), "a", num_cached_tokens=30)]) == 70 + 2
+    assert costs.of([TextDelta((2,), "b")]) == 2
+    assert costs.of([parked]) == 0
+    assert StreamCost(100).of([TextDelta((1,), "a"), parked]) == 102
+    assert StreamCost(100).of([TextDelta((), "", FinishReason.LENGTH)]) == 100, "only scored"
 
 
 def test_what_a_tenant_gets_is_divided_by_its_weight() -> None:

@@ -153,7 +153,8 @@ async def test_what_a_stream_passes_on_is_told_to_the_replica_that_is_asked_next
     replica.gain(LAST)
     await rest_of(stream)
     # Two of three tokens of the prompt were computed; each of the answer costs two.
-    for request, expected in ((mine, 8.0), (replace(mine, is_resumed=True), 8.0), (REQUEST, 0.0)):
+    begun = replace(mine, is_resumed=True, generated_token_ids=(1,))
+    for request, expected in ((mine, 8.0), (begun, 8.0), (REQUEST, 0.0)):
         async with aclosing(await replica.backend.send(request)) as stream:
             claim = replica.requests[-1].claim
             assert (claim.tenant, claim.num_served) == (request.claim.tenant, expected)
@@ -162,6 +163,10 @@ async def test_what_a_stream_passes_on_is_told_to_the_replica_that_is_asked_next
             if request.is_resumed:
                 await rest_of(stream)
     assert replica.backend._shares.served(mine.claim) == 10, "its prompt was counted elsewhere"
+    async with aclosing(await replica.backend.send(replace(mine, is_resumed=True))) as stream:
+        replica.gain(LAST)
+        await rest_of(stream)
+    assert replica.backend._shares.served(mine.claim) == 10 + 3 + 2, "no token came elsewhere"
 
 
 async def test_each_reader_gets_only_its_own_deltas(replica: Replica) -> None:
