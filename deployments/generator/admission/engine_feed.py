@@ -90,7 +90,7 @@ class EngineFeed:
     def _let_in(self, due: list[Permit]) -> None:
         if not due:
             return
-        has_displaced = any(each.was_displaced for each in self._ahead)
+        has_displaced = any(each.num_displaced for each in self._ahead)
         if has_displaced or not self._estimate.is_of_one_kind:
             self._take_out(list(self._ahead))  # they would hold up those that are due
         for permit in due:
