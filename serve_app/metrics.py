@@ -5,7 +5,8 @@ offered to several replicas, or to none. Tokens are counted here, too, where the
 replica had generated and not delivered does not count, nor a whole answer that fails before it is
 sent, and a moved stream's prompt counts once.
 
-The label `key` is the tenant: the name of the API key, or the fairness id of a trusted gateway.
+The label `key` is the tenant: the name of the API key, or of a trusted gateway's tenant; see
+`Standing`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -62,8 +63,8 @@ MAX_GATEWAY_TENANTS: Final = 64
 """Tenants of a gateway that an ingress counts by name, the first that ask; the rest are OTHERS.
 Each name is a series of its own for each model."""
 
-OTHERS: Final = "other"
-"""The label of all further tenants of a gateway."""
+OTHERS: Final = "other gateway tenants"
+"""The label of all further tenants of a gateway; no key and no single tenant has this name."""
 
 ALL: Final = {metric.name: metric for metric in (*GENERATOR, *POOLER, *INGRESS)}
 """The definition of every metric, by its name."""

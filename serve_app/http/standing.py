@@ -11,13 +11,17 @@ from deployments.contract.claims import Claim
 from deployments.contract.errors import InvalidRequestError
 from serve_app.config import ApiKey
 
+GATEWAY: Final = "gateway:"
+"""What a gateway's tenants begin with. No key's name has a colon, so none is taken for a key."""
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What a request may claim.
 
     Attributes:
-        tenant: Whose it is: the name of its API key, or the gateway's fairness id; "" without both.
+        tenant: Whose it is: the name of its API key, or `GATEWAY` and the gateway's fairness id; ""
+            without both.
         weight: The tenant's share beside the others'.
         priority: The priority of a request that names none; lower runs first.
         best_priority: The best one that a request may name; None allows any.
@@ -36,9 +40,9 @@ class Standing:
         best = key.priority if key.best_priority is None else key.best_priority
         return cls(key.name, key.weight, key.priority, best, f"The API key {key.name!r}")
 
-    def of_tenant(self, tenant: str) -> Self:
+    def of_tenant(self, fairness_id: str) -> Self:
         """Return the standing of a gateway's tenant."""
-        return replace(self, tenant=tenant)
+        return replace(self, tenant=GATEWAY + fairness_id)
 
     def with_objective(self, name: str, priority: int) -> Self:
         """Return the standing of a request with a gateway's objective, whatever the key says.

@@ -136,15 +136,16 @@ def test_a_stream_that_ends_while_it_is_parked_is_counted_no_more(metrics: Ingre
 def test_tenants_of_a_gateway_are_counted_by_name_up_to_a_number(metrics: IngressMetrics) -> None:
     for number in range(MAX_GATEWAY_TENANTS + 3):
         asked = record(metrics, key="gateway")
-        asked.standing = Standing(f"tenant {number}")
+        asked.standing = Standing().of_tenant(f"tenant {number}")
         asked.opened(2)
         asked.opened(2)
     for number in range(MAX_GATEWAY_TENANTS + 3):
-        asked = record(metrics, key=f"key {number}")
-        asked.standing = Standing(f"key {number}")
+        asked = record(metrics, key=f"tenant {number}")
+        asked.standing = Standing(f"tenant {number}")
         asked.opened(1)
     counted = numbers(metrics, PROMPT_TOKENS)
-    assert counted[("a", "tenant 0")] == counted[("a", f"tenant {MAX_GATEWAY_TENANTS - 1}")] == 4
+    for number in (0, MAX_GATEWAY_TENANTS - 1):
+        assert counted[("a", f"gateway:tenant {number}")] == 4
     assert counted[("a", OTHERS)] == 3 * 4
-    assert counted[("a", f"key {MAX_GATEWAY_TENANTS + 2}")] == 1
+    assert counted[("a", "tenant 0")] == 1, "a key of that name is another tenant"
     assert len(counted) == MAX_GATEWAY_TENANTS + 1 + MAX_GATEWAY_TENANTS + 3

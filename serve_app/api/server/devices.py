@@ -131,7 +131,7 @@ class KeyShare(Figures):
 
     tenant: str = Field(
         serialization_alias="key",
-        description="The key's name, or a gateway's tenant; empty without keys.",
+        description="The key's name, or `gateway:` and a gateway's tenant; empty without both.",
     )
     weight: float
     num_waiting: int = Field(description="Its requests that wait for service.")

@@ -44,7 +44,7 @@ async def ask(
 @pytest.mark.parametrize("prefix", [NEW, OLD])
 async def test_the_headers_name_tenant_and_priority(backend: FakeBackend, prefix: str) -> None:
     headers = {f"{prefix}fairness-id": "tenant-a", f"{prefix}objective": "batch"}
-    assert await ask(backend, headers) == (200, Claim(5, "tenant-a"))
+    assert await ask(backend, headers) == (200, Claim(5, "gateway:tenant-a"))
 
 
 async def test_the_newer_header_goes_before_the_older(backend: FakeBackend) -> None:
@@ -54,7 +54,7 @@ async def test_the_newer_header_goes_before_the_older(backend: FakeBackend) -> N
         f"{OLD}objective": "batch",
         f"{NEW}objective": "chat",
     }
-    assert await ask(backend, headers) == (200, Claim(-10, "new"))
+    assert await ask(backend, headers) == (200, Claim(-10, "gateway:new"))
 
 
 async def test_without_a_trusted_gateway_the_headers_are_ignored(backend: FakeBackend) -> None:
@@ -71,9 +71,18 @@ async def test_what_the_gateway_leaves_out_is_as_the_key_says(backend: FakeBacke
     tenant, unknown = {f"{NEW}fairness-id": "t"}, {f"{NEW}objective": "other"}
     assert await ask(backend, {}, keys=None) == (200, Claim())
     assert await ask(backend, bearer(ALICE), keys=KEYS) == (200, Claim(0, "alice", 2))
-    assert await ask(backend, tenant | bearer(ALICE), keys=KEYS) == (200, Claim(0, "t", 2))
+    assert await ask(backend, tenant | bearer(ALICE), keys=KEYS) == (200, Claim(0, "gateway:t", 2))
     assert await ask(backend, unknown | bearer(BOB), keys=KEYS) == (200, Claim(1, "bob"))
     assert await ask(backend, {f"{NEW}fairness-id": " "}) == (200, Claim())
+
+
+async def test_a_tenant_named_as_a_key_is_another_tenant(backend: FakeBackend) -> None:
+    headers = {f"{NEW}fairness-id": "bob"}
+    assert await ask(backend, headers | bearer(ALICE), keys=KEYS) == (
+        200,
+        Claim(0, "gateway:bob", 2),
+    )
+    assert await ask(backend, bearer(BOB), keys=KEYS) == (200, Claim(1, "bob"))
 
 
 async def test_an_objective_bounds_the_body_in_the_place_of_the_key(backend: FakeBackend) -> None:
@@ -88,7 +97,7 @@ async def test_an_objective_bounds_the_body_in_the_place_of_the_key(backend: Fak
 
 async def test_a_fairness_id_that_is_too_long_is_refused(backend: FakeBackend) -> None:
     longest = {f"{NEW}fairness-id": "a" * MAX_TENANT_LENGTH}
-    assert await ask(backend, longest) == (200, Claim(0, "a" * MAX_TENANT_LENGTH))
+    assert await ask(backend, longest) == (200, Claim(0, "gateway:" + "a" * MAX_TENANT_LENGTH))
     status, error = await ask(backend, {f"{NEW}fairness-id": "a" * (MAX_TENANT_LENGTH + 1)})
     assert status == 400
     assert "fairness id" in error["message"]
