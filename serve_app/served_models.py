@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
+from deployments.contract.claims import FairShares
 from deployments.contract.descriptions import Task
 from deployments.contract.errors import ReplicaUnavailableError
 from deployments.contract.gen_ai_spans import ModelSpans
@@ -94,6 +95,7 @@ class ModelBackends:
         embedders: The same for each model that embeds.
         replicas: The replicas of each model that may have none; others count as running.
         departures: Says which replicas of a model are about to end, by the model's id.
+        shares: What the tenants of a model that generates got through here, by the model's id.
         describe_files: Describes a model that sleeps, by its id.
     """
 
@@ -103,6 +105,7 @@ class ModelBackends:
     embedders: Mapping[str, Backend] = field(default_factory=dict)
     replicas: Mapping[str, RunningReplicas] = field(default_factory=dict)
     departures: Mapping[str, Departures] = field(default_factory=dict)
+    shares: Mapping[str, FairShares] = field(default_factory=dict)
     describe_files: Callable[[str], Coroutine[Any, Any, Any]] = _no_description
 
 
@@ -168,6 +171,7 @@ class HandleModels(ModelBackends):
             those_that("embed"),
             {spec.id: running[spec.id] for spec in specs},
             departures,
+            {id_: each.shares for id_, each in backends.items()},
             partial(describe_files, {spec.id: spec for spec in specs}),
             handles=tuple(backends.values()),
             running=running,
@@ -206,10 +210,9 @@ def catalog_of(backends: ModelBackends, states: ServingStates) -> ModelCatalog:
         return NoReplicaError.of(id_, state.failure) if is_failed else None
 
     def outliving(id_: str, backend: Backend, *, generates: bool) -> Backend:
-        lot = ParkingLot(limits.max_parked, limits.priority_aging_s) if generates else None
-        backend = Failover(
-            backend, failover, partial(why_none, id_), backends.departures.get(id_), lot
-        )
+        shares, departures = backends.shares.get(id_), backends.departures.get(id_)
+        lot = ParkingLot(limits.max_parked, limits.priority_aging_s, shares) if generates else None
+        backend = Failover(backend, failover, partial(why_none, id_), departures, lot)
         if id_ in backends.replicas:
             backend = starts[id_] = ColdStart(
                 backend,

@@ -49,7 +49,11 @@ from serve_app.http.request_record import seconds_since_arrival
 
 
 class HandleBackend:
-    """A model behind a Ray Serve handle; see `Backend`. A stream ends with its replica."""
+    """A model behind a Ray Serve handle; see `Backend`. A stream ends with its replica.
+
+    Attributes:
+        shares: What this ingress has passed on to each tenant.
+    """
 
     def __init__(
         self,
@@ -72,8 +76,8 @@ class HandleBackend:
         self._running = RunningReplicas() if running is None else running
         self._spans = spans
         self._channels = TokenChannels(os.environ)
-        self._shares = FairShares()  # of what this ingress passes on
-        self._queue = AdmissionQueue(self._shares)
+        self.shares = FairShares()
+        self._queue = AdmissionQueue(self.shares)
 
     def send(self, request: Request[AnswerT]) -> Coroutine[Any, Any, AnswerT]:
         """Ask a replica; see `Backend.send`.
@@ -159,7 +163,7 @@ class HandleBackend:
             box,
             self._channels,
             span,
-            count=partial(self._shares.charge, request.claim),
+            count=partial(self.shares.charge, request.claim),
             # The replica from which the first token came has counted the prompt.
             num_new_prompt_tokens=0 if request.generated_token_ids else first.num_prompt_tokens,
         )
@@ -197,7 +201,7 @@ class HandleBackend:
             )
             assert isinstance(answer, Pooled), f"got a {type(answer).__name__}"
             num_tokens = sum(each.num_tokens for each in answer.texts)
-            self._shares.charge(request.claim, cost(num_tokens))
+            self.shares.charge(request.claim, cost(num_tokens))
             if span is not None:
                 span.accepted(num_tokens, answer.replica_id)
             return answer.texts
@@ -205,7 +209,7 @@ class HandleBackend:
     def _informed(self, claim: Claim) -> Claim:
         """Return a claim that tells the replica what all replicas served to the tenant."""
         return replace(
-            claim, num_served=self._shares.served(claim), ingress=self._channels.channel_id
+            claim, num_served=self.shares.served(claim), ingress=self._channels.channel_id
         )
 
     async def _ask_suspect(self, request: PoolingRequest) -> PoolingEvent:

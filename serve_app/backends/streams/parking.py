@@ -2,15 +2,16 @@
 
 A parked stream is only its request and what its client has of the answer; it holds nothing of a
 replica. One of them at a time is offered to the replica that the router picks, in the order of
-their claims; the next follows once that one goes on. A replica that has no turn for it soon gives
-it back. So however many are parked, an ingress asks about once a second.
+their claims, and within a priority those of the tenant that got least first; the next follows once
+that one goes on. A replica that has no turn for it soon gives it back. So however many are parked,
+an ingress asks about once a second.
 """
 
 import asyncio
 from dataclasses import dataclass, field
 from typing import Final
 
-from deployments.contract.claims import Claim, ClaimQueue
+from deployments.contract.claims import Claim, ClaimQueue, FairShares
 from deployments.contract.errors import OverloadedError, OverloadReason
 
 RETRY_AFTER_S: Final = 5.0
@@ -62,18 +63,24 @@ class ParkingLot:
     """Holds a bounded number of parked streams, and offers one at a time."""
 
     def __init__(
-        self, max_parked: int, aging_s: float, interval_s: float = OFFER_INTERVAL_S
+        self,
+        max_parked: int,
+        aging_s: float,
+        shares: FairShares | None = None,
+        interval_s: float = OFFER_INTERVAL_S,
     ) -> None:
         """Start empty.
 
         Args:
             max_parked: The most streams that it holds.
             aging_s: Seconds of waiting that are worth one step of priority.
+            shares: What this ingress has passed on to each tenant; None starts without tenants.
             interval_s: The least time from one that was given back to the next offer.
         """
         self._max_parked = max_parked
         self._interval_s = interval_s
-        self._queue = ClaimQueue[ParkedPlace](aging_s)
+        self._shares = FairShares() if shares is None else shares
+        self._queue = ClaimQueue[ParkedPlace](aging_s, self._rank)
         self._held: dict[ParkedPlace, None] = {}
         self._offered: ParkedPlace | None = None
         self._pause: asyncio.TimerHandle | None = None
@@ -95,6 +102,7 @@ class ParkingLot:
         place = ParkedPlace(self, claim, self._num_arrivals, came_s)
         self._num_arrivals += 1
         self._held[place] = None
+        self._shares.enter(claim)
         self._queue.add(place)
         self._offer_next()
         return place
@@ -136,11 +144,15 @@ class ParkingLot:
         if place not in self._held:
             return
         del self._held[place]
+        self._shares.leave(place.claim)
         if place is self._offered:
             self._offered = None
             self._offer_next()
         else:
             self._queue.remove(place)
+
+    def _rank(self, tenant: str) -> tuple[float, int]:
+        return self._shares.counter(tenant), 0  # none has more than its one turn
 
     def _end_pause(self) -> None:
         self._pause = None

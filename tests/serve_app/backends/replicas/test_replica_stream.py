@@ -162,11 +162,11 @@ async def test_what_a_stream_passes_on_is_told_to_the_replica_that_is_asked_next
             replica.gain(LAST)
             if request.is_resumed:
                 await rest_of(stream)
-    assert replica.backend._shares.served(mine.claim) == 10, "its prompt was counted elsewhere"
+    assert replica.backend.shares.served(mine.claim) == 10, "its prompt was counted elsewhere"
     async with aclosing(await replica.backend.send(replace(mine, is_resumed=True))) as stream:
         replica.gain(LAST)
         await rest_of(stream)
-    assert replica.backend._shares.served(mine.claim) == 10 + 3 + 2, "no token came elsewhere"
+    assert replica.backend.shares.served(mine.claim) == 10 + 3 + 2, "no token came elsewhere"
 
 
 async def test_each_reader_gets_only_its_own_deltas(replica: Replica) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from deployments.contract.claims import Claim
+from deployments.contract.claims import Claim, FairShares
 from deployments.contract.errors import (
     ModelChangedError,
     OverloadedError,
@@ -32,8 +32,8 @@ OTHER = ModelChangedError("another version")
 REQUEST = GenerationRequest("r", "hi", SamplingParams(max_tokens=6))
 
 
-def lot_of(max_parked: int = 8) -> ParkingLot:
-    return ParkingLot(max_parked, aging_s=60, interval_s=0)
+def lot_of(max_parked: int = 8, shares: FairShares | None = None) -> ParkingLot:
+    return ParkingLot(max_parked, 60, shares, interval_s=0)
 
 
 def entered(lot: ParkingLot, priority: int = 0, tenant: str = "") -> ParkedPlace:
@@ -57,6 +57,33 @@ async def test_one_stream_is_offered_at_a_time_in_the_order_of_priority_and_arri
         place.leave()
         place.leave()
     assert order == [first, best, second, low]
+
+
+async def test_within_a_priority_the_tenant_that_got_least_is_offered_first() -> None:
+    shares = FairShares()
+    lot = lot_of(shares=shares)
+    blocking = entered(lot)
+    much, better, little = entered(lot, 0, "a"), entered(lot, -1, "a"), entered(lot, 0, "b")
+    shares.charge(much.claim, 100)
+    blocking.leave()
+    assert has_turn(better)
+    better.leave()
+    assert has_turn(little)
+    shares.charge(little.claim, 200)
+    little.end_turn()
+    await asyncio.wait_for(much.wait_for_turn(), 5)
+    assert not has_turn(little)
+
+
+async def test_a_tenant_that_is_parked_waits_for_its_share() -> None:
+    shares = FairShares()
+    place = entered(lot_of(shares=shares), 0, "a")
+    shares.charge(place.claim, 100)
+    shares.enter(Claim(tenant="b"))
+    assert shares.counter("b") == 100, "it begins to wait beside the parked one"
+    place.leave()
+    place.leave()
+    assert [each.num_waiting for each in shares.of_tenants(2)] == [1, 0]
 
 
 async def test_one_that_was_given_back_waits_again_at_its_place() -> None:
