@@ -109,7 +109,7 @@ class ChatFramer:
             for event in events
             if (gained := self._delta(event)) is not None
         ]
-        if delta.logprobs and (shown := self._logprobs[index].shown(delta)):
+        if shown := self._logprobs[index].shown(delta):
             choices = choices or [_chunk_choice(index, {"content": ""})]
             choices[0]["logprobs"] = ChoiceLogprobs.of(shown).model_dump()
         if events and isinstance(finish := events[-1], Finished):

@@ -1,6 +1,6 @@
 """How the reasoning of one request's answers is separated from their content, and counted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -57,36 +57,40 @@ class Separation:
 class ReasoningCounter:
     """Counts the tokens of one answer's reasoning, by the ids of its marks.
 
+    On channels, each message on the reasoning's channel counts. Else only a block at the answer's
+    beginning does.
+
     Attributes:
         num_tokens: The tokens so far, the marks included.
+        is_undecided: Whether the last token will count if the channel's name follows it.
     """
 
     def __init__(self, tokens: ReasoningTokens, prompt: PromptReasoning) -> None:
         """Start before the answer."""
         self.num_tokens = 0
+        self.is_undecided = False
         self._tokens = tokens
-        self._has_begun = prompt is PromptReasoning.BEGUN
-        self._has_ended = prompt is PromptReasoning.ENDED
-        self._opening = [tokens.start] + ([] if tokens.channel is None else [tokens.channel])
-        self._first: list[int] = []  # tokens that may turn out to begin the reasoning
+        self._is_reasoning = prompt is PromptReasoning.BEGUN
+        self._may_begin = tokens.channel is not None or prompt is PromptReasoning.OPEN
 
-    def add(self, token_ids: Sequence[int]) -> None:
+    def add(self, token_ids: Iterable[int]) -> None:
         """Count the next tokens of the answer."""
-        if self._has_ended or not token_ids:
-            return
-        if not self._has_begun:
-            token_ids = self._first = [*self._first, *token_ids]
-            length = len(self._opening)
-            if token_ids[:length] != self._opening[: len(token_ids)]:
-                self._has_ended = True
-                return
-            if len(token_ids) < length:
-                return
-        self._has_begun = True
-        self._has_ended = self._tokens.end in token_ids
-        self.num_tokens += (
-            token_ids.index(self._tokens.end) + 1 if self._has_ended else len(token_ids)
-        )
+        for token_id in token_ids:
+            self._add(token_id)
+
+    def _add(self, token_id: int) -> None:
+        start, end, channel = self._tokens.start, self._tokens.end, self._tokens.channel
+        if self.is_undecided:
+            self._is_reasoning = token_id == channel
+            self.num_tokens += self._is_reasoning  # the mark before the channel's name
+        elif channel is None and self._may_begin:
+            self._is_reasoning = token_id == start
+        # The mark begins the next message, whether the reasoning's own end has come or not.
+        self.is_undecided = channel is not None and token_id == start
+        self._may_begin = channel is not None
+        self._is_reasoning &= not self.is_undecided
+        self.num_tokens += self._is_reasoning
+        self._is_reasoning &= token_id != end
 
 
 class LogprobsFilter:
@@ -99,12 +103,25 @@ class LogprobsFilter:
             hidden: Counts the reasoning to leave out; None leaves out nothing.
         """
         self._hidden = hidden
+        self._held: list[TokenLogprobs] = []  # of tokens that may turn out to be reasoning
 
     def shown(self, delta: TextDelta) -> Sequence[TokenLogprobs]:
-        """Return those of the answer's next delta that the client gets."""
+        """Return what the client gets now, of the answer's next delta and of what was held back."""
         if self._hidden is None:
             return delta.logprobs
-        num_before = self._hidden.num_tokens
-        self._hidden.add(delta.token_ids)
-        # The reasoning comes first, and each token has one entry.
-        return delta.logprobs[self._hidden.num_tokens - num_before :]
+        shown: list[TokenLogprobs] = []
+        # Each token has an entry, or none has: then they were not requested.
+        for token_id, entry in zip(delta.token_ids, delta.logprobs, strict=False):
+            num_before = self._hidden.num_tokens
+            self._hidden.add((token_id,))
+            self._held.append(entry)
+            if not self._hidden.is_undecided:
+                shown += self._released(self._hidden.num_tokens - num_before)
+        if delta.finish_reason is not None:
+            shown += self._released(0)
+        return shown
+
+    def _released(self, num_hidden: int) -> list[TokenLogprobs]:
+        """Return what was held back, without the last entries, which are of reasoning."""
+        held, self._held = self._held, []
+        return held[: len(held) - num_hidden]

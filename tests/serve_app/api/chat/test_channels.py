@@ -45,7 +45,11 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "color", "schema": SCHE
 
 
 def script(*pieces: str, finish: FinishReason = FinishReason.STOP) -> list[Step]:
-    steps = without_logprobs(test_reasoning.script(*pieces, finish=finish))
+    return with_ids(without_logprobs(test_reasoning.script(*pieces, finish=finish)), pieces)
+
+
+def with_ids(steps: list[Step], pieces: tuple[str, ...]) -> list[Step]:
+    """Return steps with the ids of the marks."""
     ids = [IDS.get(piece, at) for at, piece in enumerate((*pieces, ""))]
     return [
         [replace(delta, token_ids=(token_id,)) for delta in step]
@@ -122,6 +126,23 @@ async def test_reasoning_may_be_left_out(client: Client) -> None:
     message = (await whole(client, include_reasoning=False))["choices"][0]["message"]
     assert "reasoning_content" not in message
     assert message["content"] == "It rains."
+
+
+async def test_all_reasoning_is_counted_and_none_of_it_has_log_probabilities_where_it_is_hidden(
+    client: Client,
+) -> None:
+    remark = ("<|channel|>", "commentary", "<|message|>", "I look.", "<|end|>")
+    pieces = (*HM, *NEXT, *remark, *NEXT, *HM, *NEXT, *RAIN)
+    client.backend.steps = with_ids(test_reasoning.script(*pieces), pieces)
+    hidden = {"include_reasoning": False, "logprobs": True}
+    told = await whole(client, **hidden)
+    assert told["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2 * len(HM)}
+    entries = told["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == [*NEXT, *remark, *NEXT, *NEXT, *RAIN, ""]
+    chunks = await streamed(client, **hidden)
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    parts = [choice["logprobs"]["content"] for choice in choices if choice.get("logprobs")]
+    assert [entry for part in parts for entry in part] == entries
 
 
 def tokens_of(text: str, marks: Mapping[str, int]) -> list[int]:
