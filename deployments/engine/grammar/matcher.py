@@ -14,6 +14,7 @@ Source: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
 
 from collections.abc import Collection, Sequence
+from copy import copy
 from enum import Enum, auto
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -75,6 +76,10 @@ class GrammarMatcher:
         self._note_error()
         return self.error is None and self._matcher.is_stopped()
 
+    def copy(self) -> "GrammarMatcher":
+        """Return another that has consumed the same; it costs a small part of a compilation."""
+        return GrammarMatcher(self._matcher.deep_copy(), self._bitmask.numel() * BITS_PER_WORD)
+
     def _note_error(self) -> None:
         if self.error is None and self._matcher.is_error():
             # Only the first line: the parser's state may follow.
@@ -100,6 +105,10 @@ class FreeMatcher:
     def advance(self, token_id: int) -> bool:
         """Return False: any token may follow any other."""
         return False
+
+    def copy(self) -> "FreeMatcher":
+        """Return itself: it keeps nothing of what it consumes."""
+        return self
 
 
 class _State(Enum):
@@ -180,6 +189,12 @@ class ReasoningMatcher:
             return False
         self._state = _State.ANSWER
         return self._matcher.advance(token_id)
+
+    def copy(self) -> "ReasoningMatcher":
+        """Return another that has consumed the same; see `GrammarMatcher.copy`."""
+        copied = copy(self)
+        copied._matcher = self._matcher.copy()
+        return copied
 
 
 TokenMatcher = GrammarMatcher | ReasoningMatcher | FreeMatcher

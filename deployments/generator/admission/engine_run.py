@@ -10,13 +10,17 @@ import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Final
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
 from deployments.contract.errors import GenerationAbortedError, RaystreamError
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.text_engine import Take, TextEngine
+
+if TYPE_CHECKING:
+    from deployments.engine.grammar.matcher import TokenMatcher
 
 PARK_AFTER_S: Final = 1.0
 """To come back into the same engine costs a prefill, most of which kept prefixes may save. Another
@@ -60,6 +64,7 @@ class EngineRun:
         self._on_late = on_late
         self._inside = ExitStack()  # closing it takes the sequence out of the engine
         self._token_ids = list(sequence.generated_token_ids)
+        self._num_consumed = len(self._token_ids)  # by the matcher
         self._num_prompt_logprobs = sequence.num_prompt_logprobs
         self._has_sent = self._has_told_cached = False
         self._has_left = self._has_begun = self._is_over = False
@@ -133,18 +138,32 @@ class EngineRun:
 
     def _rest(self, goes_first: bool) -> SequenceRequest:
         """Return the sequence with what has gone out of it."""
+        matcher = self._copy_of_matcher()
         if not self._has_left:
-            return replace(self._sequence, goes_first=True) if goes_first else self._sequence
+            return replace(self._sequence, matcher=matcher, goes_first=goes_first)
         return replace(
             self._sequence,
             # The engine may still hand over what the sequence gained before it left.
             sequence_id=self._engine.unique_id(self._request.request_id),
             generated_token_ids=tuple(self._token_ids),
             num_prompt_logprobs=self._num_prompt_logprobs,
-            matcher=None,  # the engine makes another, which has read no token
+            matcher=matcher,
             goes_first=goes_first,
             is_return=True,
         )
+
+    def _copy_of_matcher(self) -> "TokenMatcher | None":
+        """Return a matcher for the engine, which may let it consume more than goes out.
+
+        It is copied, since to compile it again on the engine's thread would hold up all sequences.
+        """
+        matcher = self._sequence.matcher
+        if matcher is None:
+            return None
+        for token_id in islice(self._token_ids, self._num_consumed, None):
+            matcher.advance(token_id)
+        self._num_consumed = len(self._token_ids)
+        return matcher.copy()
 
     def _gain(self, delta: TextDelta) -> None:
         """Pass a delta on, and remember it."""
