@@ -81,7 +81,7 @@ def test_with_one_kind_the_engine_gets_each_sequence_once_as_it_is_accepted(
         elif event % 2 and coming:
             name, num_tokens, is_resumed = coming.pop(0)
             replica.accept(name, num_tokens)
-            accepted.append((not is_resumed, len(accepted), name))
+            accepted.append((not is_resumed, len(replica.runs), name))
         elif accepted:
             ended = sorted(accepted)[event % len(accepted)]
             replica.end(ended[2])
