@@ -126,8 +126,9 @@ class LimitsConfig(StrictModel):
     priority better by one that came more than so much later. So none waits for ever.
     """
     max_parked: int = Field(default=256, ge=0)
-    """Answers of one model that have begun and wait at an ingress to go on, because requests of a
-    better priority run. Beyond it, new requests are refused that could only be parked, too.
+    """Answers of one model that have begun and wait at an ingress to go on, because others run that
+    have a better priority, or a key with less than its share. Beyond it, new requests are refused,
+    unless their priority is better than that of all these, or their key has less than its part.
     """
     slow_reader_timeout_s: float | None = Field(default=30, gt=0, allow_inf_nan=False)
     """Most seconds that a client may leave a stream unread while there is more to send; then it
