@@ -18,10 +18,13 @@ If as many wait as may, a request of a better priority than others is admitted a
 those that wait is then parked: the newest of the worst priority. If none waits that could be, one
 that runs is going to give up its place. At the same priority, a tenant that uses less than its
 share of the queue gets the place of the newest of the tenant that is furthest beyond its own.
+Nothing is parked before the request is known to be valid, and its tokens to find room, too: until
+then, and until those that were displaced are parked, more may wait than the limit says, by as many
+as can be parked.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -199,11 +202,8 @@ class Admission:
         if num_beyond and permit.is_planned:
             raise self._no_room_for_hand_over()
         if permit.is_bounded:
-            why = "those that run leave too little memory for this one"
-            self._check_waiting(num_beyond, why, permit.claim)
-            waiting = [each.num_tokens for each in due if not each.is_running]
-            num_new = num_tokens * (len(waiting) + num_beyond) - sum(waiting)
-            self._check_tokens(num_new, permit.claim)
+            for each in self._to_park(permit, due, num_beyond, num_tokens):
+                self.park(each)
         self._estimate.weigh(due, num_tokens, blocks)
         self._feed.update()
 
@@ -213,14 +213,16 @@ class Admission:
             return self._redeem(group.id, request.claim)
         size = 1 if group is None else group.size
         claim = request.claim
+        num_owed = 0
         if not request.is_resumed:
-            self._check(size, claim)
+            num_owed = self._check(size, claim)
         elif request.is_planned and self._estimate.num_to_wait(1, claim, is_resumed=True):
             raise self._no_room_for_hand_over()
         siblings = tuple(Permit(claim=claim) for _ in range(size - 1))
         permit = Permit(
             siblings, claim=claim, is_resumed=request.is_resumed, is_planned=request.is_planned
         )
+        permit.num_owed = num_owed
         for each in (permit, *siblings):
             self._enter(each)
         if group is not None:
@@ -240,7 +242,8 @@ class Admission:
             self._enter(permit)
         return permit
 
-    def _check(self, num_new: int, claim: Claim) -> None:
+    def _check(self, num_new: int, claim: Claim) -> int:
+        """Return how many must be parked for new sequences, once they are known to be valid."""
         max_sequences = self.limits.max_sequences
         if num_new > max_sequences:
             raise InvalidRequestError(
@@ -248,7 +251,10 @@ class Admission:
                 f"{max_sequences} at most; ask for fewer."
             )
         num_to_wait = self._estimate.num_to_wait(num_new, claim)
-        self._check_waiting(num_to_wait, f"{self.num_running} sequences run", claim)
+        num_too_many = self._num_too_many(num_to_wait)
+        if num_too_many and self._places(num_too_many, claim) is None:
+            raise self._too_many_wait(num_too_many, f"{self.num_running} sequences run")
+        return min(num_to_wait, num_too_many)
 
     def _num_too_many(self, num_new: int) -> int:
         """Return by how many sequences the limit is exceeded if `num_new` more have to wait."""
@@ -256,59 +262,78 @@ class Admission:
             return 0
         return max(0, self.num_waiting + num_new - self.limits.max_queued_sequences)
 
-    def _check_waiting(self, num_new: int, why: str, claim: Claim) -> None:
-        num_too_many = self._num_too_many(num_new)
-        if num_too_many and not self._make_places(num_too_many, claim):
-            raise self._overloaded(
-                num_too_many,
-                f"{why} and {self.num_waiting} wait "
-                f"(max_queued_requests is {self.limits.max_queued_sequences})",
-            )
+    def _to_park(
+        self, permit: Permit, due: Sequence[Permit], num_beyond: int, num_tokens: int
+    ) -> list[Permit]:
+        """Return what to park, so that places and tokens suffice for a sequence and its siblings.
 
-    def _make_places(self, num: int, claim: Claim) -> bool:
-        """Park sequences of a worse priority than a claim's, if that gives it `num` places.
+        Args:
+            permit: The sequence's.
+            due: It and those of its siblings that are weighed with it.
+            num_beyond: How many of these turn out to have to wait.
+            num_tokens: The most that each can reach.
 
-        Those that run and will be displaced count, too: they wait, or are parked, when it is due.
-        If that does not suffice, see `_make_room`.
+        Raises:
+            OverloadedError: Too many sequences or tokens would wait; nothing is to be parked.
         """
-        if self._estimate.num_behind(claim) < num:
-            limit = self.limits.max_queued_sequences
-            return self._make_room(claim, num, limit, dict.fromkeys(self._estimate.oldest_first, 1))
-        for _ in range(num):
-            last = self._estimate.last_behind(claim)
-            if last is not None:
-                self.park(last)
-        return True
+        num_too_many = max(0, self.num_waiting + num_beyond - self.limits.max_queued_sequences)
+        num_missing = min(permit.num_owed + num_beyond, num_too_many)
+        places = self._places(num_missing, permit.claim, due) if num_missing else []
+        if places is None:
+            why = "those that run leave too little memory for this one"
+            raise self._too_many_wait(num_too_many, why)
+        waiting = [each.num_tokens for each in due if not each.is_running]
+        num_new = num_tokens * (len(waiting) + num_beyond) - sum(waiting)
+        limit = self.limits.max_queued_tokens
+        if num_new <= 0 or limit is None:
+            return places
+        num_waiting_tokens = self.num_waiting_tokens - sum(each.num_tokens for each in places)
+        num_missing = num_waiting_tokens + num_new - limit
+        if num_missing <= 0:
+            return places
+        left_out = {*due, *places}
+        rest = [each for each in self._estimate.oldest_first if each not in left_out]
+        sizes = {each: each.num_tokens for each in rest}
+        room = self._room(permit.claim, num_missing, limit, sizes)
+        if not room:
+            raise self._overloaded(
+                self._num_to_end(num_missing),
+                f"{self.num_waiting_tokens} tokens wait (max_queued_tokens is {limit})",
+                OverloadReason.TOKENS,
+            )
+        return places + room
 
-    def _make_room(
+    def _places(self, num: int, claim: Claim, due: Sequence[Permit] = ()) -> list[Permit] | None:
+        """Return what to park for `num` places in the queue; None if that many can't be had.
+
+        Those that wait and are of a worse priority go first. Those that run and will be displaced
+        count, too: they are parked when that is due. If these do not suffice, see `_room`.
+        """
+        behind = self._estimate.behind(claim)
+        if len(behind) + self._estimate.num_displaceable(claim) >= num:
+            return behind[:num]
+        rest = [each for each in self._estimate.oldest_first if each not in due]
+        limit = self.limits.max_queued_sequences
+        return self._room(claim, num, limit, dict.fromkeys(rest, 1)) or None
+
+    def _room(
         self, claim: Claim, num_missing: int, limit: int, sizes: Mapping[Permit, int]
-    ) -> bool:
-        """Park the newest of tenants beyond their share of the queue, for one under its own.
+    ) -> list[Permit]:
+        """Return the newest of tenants beyond their share of the queue, for one under its own.
 
         Args:
             claim: Of the request that asks for room.
             num_missing: How much room is missing.
             limit: How much the queue holds.
-            sizes: How much each that waits takes, oldest first.
+            sizes: How much each other that waits takes, oldest first.
         """
         waiting = [(permit, permit.claim, size) for permit, size in sizes.items()]
-        to_go = self._shares.to_go(claim, num_missing, limit, waiting, _may_park)
-        for permit in to_go:
-            self.park(permit)
-        return bool(to_go)
+        return self._shares.to_go(claim, num_missing, limit, waiting, _may_park)
 
-    def _check_tokens(self, num_new: int, claim: Claim) -> None:
-        limit = self.limits.max_queued_tokens
-        if num_new <= 0 or limit is None or self.num_waiting_tokens + num_new <= limit:
-            return
-        num_missing = self.num_waiting_tokens + num_new - limit
-        sizes = {permit: permit.num_tokens for permit in self._estimate.oldest_first}
-        if self._make_room(claim, num_missing, limit, sizes):
-            return
-        raise self._overloaded(
-            self._num_to_end(num_missing),
-            f"{self.num_waiting_tokens} tokens wait (max_queued_tokens is {limit})",
-            OverloadReason.TOKENS,
+    def _too_many_wait(self, num_too_many: int, why: str) -> OverloadedError:
+        limit = self.limits.max_queued_sequences
+        return self._overloaded(
+            num_too_many, f"{why} and {self.num_waiting} wait (max_queued_requests is {limit})"
         )
 
     def _no_room_for_hand_over(self) -> OverloadedError:
@@ -344,9 +369,9 @@ class Admission:
             del self._reserved[group.id]
         for unclaimed in permit.unclaimed:
             self._estimate.leave(unclaimed)
-        if permit.num_tokens:  # otherwise it was refused and took no engine time
-            self._retry_estimator.note_end(self._now_s())
-        if self._estimate.holds(permit):  # else it was parked
+        if self._estimate.holds(permit):  # else it was parked, which ends nothing
+            if permit.num_tokens:  # otherwise it was refused and took no engine time
+                self._retry_estimator.note_end(self._now_s())
             self._estimate.leave(permit)
         self._feed.update()
 

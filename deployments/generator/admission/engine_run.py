@@ -77,9 +77,14 @@ class EngineRun:
         return not self._request.num_deaths and not self._is_over
 
     @property
+    def is_parkable(self) -> bool:
+        """Whether its ingress takes it back once it waits."""
+        return self._request.may_park and self.may_yield
+
+    @property
     def may_park(self) -> bool:
-        """Whether its ingress takes it back, and the engine has not begun with it."""
-        return self._request.may_park and self.may_yield and not self._has_begun
+        """Whether it is parkable, and the engine has not begun with it."""
+        return self.is_parkable and not self._has_begun
 
     def enter(self, *, goes_first: bool) -> None:
         """Go into the engine; if that has ended, so does the sequence, and it goes on elsewhere.

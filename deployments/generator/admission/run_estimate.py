@@ -46,8 +46,13 @@ class Run(Protocol):
         ...
 
     @property
+    def is_parkable(self) -> bool:
+        """Whether its ingress takes it back once it waits, to offer it again later."""
+        ...
+
+    @property
     def may_park(self) -> bool:
-        """Whether its ingress takes it back, to offer it again later."""
+        """Whether it is parkable now: the engine has not begun with it."""
         ...
 
     def enter(self, *, goes_first: bool) -> None:
@@ -85,6 +90,7 @@ class Permit:
         is_resumed: Whether another replica had accepted it, or it has run here before.
         is_planned: Whether that replica still runs it.
         is_bounded: Whether the limits on what waits apply to it.
+        num_owed: How many others must be parked for it and its siblings, once they are weighed.
         run: The sequence once it is accepted; None before, and after it has left.
         num_displaced: How often another has taken its place here.
     """
@@ -108,6 +114,7 @@ class Permit:
         self.is_resumed = is_resumed
         self.is_planned = is_planned
         self.is_bounded = not is_resumed
+        self.num_owed = 0
         self.run: Run | None = None
         self.num_displaced = 0
         self._waited_s = 0.0
@@ -237,8 +244,7 @@ class RunEstimate:
     ) -> int:
         """Return how many of `num_new` sequences, not weighed yet, would have to wait."""
         if len(self.queue):
-            new = Permit(claim=claim, is_resumed=is_resumed)
-            new.note_arrival(self._num_arrivals, self._now_s())
+            new = self._coming(claim, is_resumed=is_resumed)
             self.queue.add(new)
             is_first = self.queue.first is new
             self.queue.remove(new)
@@ -246,25 +252,35 @@ class RunEstimate:
                 return num_new
         return max(0, self.num_running + num_new - self._max_num_seqs)
 
-    def num_behind(self, claim: Claim) -> int:
-        """Return how many accepted sequences, running or waiting, are of a worse priority."""
-        held = (*self._running, *self.queue.unordered)
-        return sum(
-            each.claim.priority > claim.priority and each.run is not None and each.run.may_yield
-            for each in held
-        )
+    def behind(self, claim: Claim) -> list[Permit]:
+        """Return those of a worse priority that wait and may be parked, the first to go first.
 
-    def last_behind(self, claim: Claim) -> Permit | None:
-        """Return the newest of the worst priority that waits and may be parked for this claim.
-
-        None if there is none of a worse priority than the claim's.
+        That is the newest of the worst priority.
         """
         behind = [
             each
             for each in self.queue.unordered
             if each.claim.priority > claim.priority and each.run is not None and each.run.may_park
         ]
-        return max(behind, key=lambda each: (each.claim.priority, each.arrival), default=None)
+        return sorted(behind, key=lambda each: (each.claim.priority, each.arrival), reverse=True)
+
+    def num_displaceable(self, claim: Claim) -> int:
+        """Return how many that run would give up their places to a claim, and could be parked."""
+        if max(self._num_of_priority, default=0) <= claim.priority:
+            return 0
+        now_s = self._now_s()
+        new = self._coming(claim)
+        return sum(
+            each.yields_to(new, self.queue.aging_s, now_s)
+            and each.run is not None
+            and each.run.is_parkable
+            for each in self._running
+        )
+
+    def _coming(self, claim: Claim | None, *, is_resumed: bool = False) -> Permit:
+        new = Permit(claim=claim, is_resumed=is_resumed)
+        new.note_arrival(self._num_arrivals, self._now_s())
+        return new
 
     def enter(self, permit: Permit) -> None:
         """Let a new sequence run, or wait."""

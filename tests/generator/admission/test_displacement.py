@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from deployments.contract.claims import Claim
-from deployments.contract.errors import OverloadedError
+from deployments.contract.errors import OverloadedError, OverloadReason
 from deployments.contract.generation import GenerationRequest, RequestGroup
 from deployments.contract.sampling_params import SamplingParams
 from deployments.generator.admission.admission import Admission, AdmissionLimits
@@ -39,6 +39,10 @@ class FakeRun:
         self.is_parked = False
 
     @property
+    def is_parkable(self) -> bool:
+        return self.may_park
+
+    @property
     def is_in(self) -> bool:
         return self.name in self.engine.turns
 
@@ -62,11 +66,15 @@ class Replica:
     """Admission in front of an engine that does nothing."""
 
     def __init__(
-        self, max_num_seqs: int = 8, max_queued: int = 9, layout: KVLayout = LAYOUT
+        self,
+        max_num_seqs: int = 8,
+        max_queued: int = 9,
+        layout: KVLayout = LAYOUT,
+        max_queued_tokens: int | None = None,
     ) -> None:
         self.now_s = 1000.0
         self.engine = Engine()
-        limits = AdmissionLimits(max_num_seqs, max_queued, None)
+        limits = AdmissionLimits(max_num_seqs, max_queued, max_queued_tokens)
         self.counted = Admission(limits, layout, lambda: self.now_s, priority_aging_s=60)
         self.permits: dict[str, Permit] = {}
         self.runs: dict[str, FakeRun] = {}
@@ -137,6 +145,11 @@ class Replica:
     def inside(self) -> str:
         """What is in the engine, in the order of its turns."""
         return "".join(sorted(self.engine.turns, key=self.engine.turns.__getitem__))
+
+    @property
+    def parked(self) -> str:
+        """Those that were parked, by name."""
+        return "".join(sorted(name for name, run in self.runs.items() if run.is_parked))
 
     def end_all(self) -> None:
         for name in list(self.stacks):
@@ -260,6 +273,90 @@ def test_a_full_queue_parks_its_newest_of_the_worst_priority_for_a_better_one() 
     replica.add("x", 0)
     assert [name for name, run in replica.runs.items() if run.is_parked] == ["c"]
     assert replica.counted.num_waiting == 3
+    replica.end_all()
+
+
+def test_nothing_is_parked_for_a_request_whose_tokens_find_no_room() -> None:
+    replica = Replica(max_num_seqs=1, max_queued=1, max_queued_tokens=50)
+    replica.add("a", 1, 40)
+    replica.add("b", 1, 40)
+    with pytest.raises(OverloadedError) as caught:
+        replica.add("x", 0, 60)
+    assert caught.value.reason is OverloadReason.TOKENS
+    assert replica.parked == ""
+    replica.add("y", 0, 50)
+    assert replica.parked == "b", "its tokens make room, too"
+    replica.end_all()
+
+
+@pytest.mark.parametrize("tenant", ["", "few"], ids=["priority", "share"])
+def test_nothing_is_parked_before_a_request_is_known_to_be_valid(tenant: str) -> None:
+    replica = Replica(max_num_seqs=1, max_queued=4)
+    worse = 0 if tenant else 1
+    for name in "abcde":
+        replica.add(name, worse, tenant="many")
+    replica.come("invalid", 0, tenant=tenant)
+    replica.come("x", 0, tenant=tenant)
+    assert replica.parked == ""
+    replica.end("invalid")
+    replica.accept("x")
+    assert replica.parked == "e"
+    assert replica.counted.num_waiting == 4
+    replica.end_all()
+
+
+def test_no_more_come_than_can_be_parked_before_one_of_them_is_accepted() -> None:
+    replica = Replica(max_num_seqs=1, max_queued=2)
+    replica.add("-", 0)
+    for name in "ab":
+        replica.add(name, 1)
+    for name in "xy":
+        replica.come(name)
+    with pytest.raises(OverloadedError):
+        replica.come("z")
+    for name in "yx":
+        replica.accept(name)
+    assert (replica.parked, replica.counted.num_waiting) == ("ab", 2)
+    replica.end_all()
+
+
+def test_a_better_priority_exceeds_the_limit_only_by_what_is_going_to_be_parked() -> None:
+    replica = Replica(max_num_seqs=2, max_queued=2)
+    for name in "abcd":
+        replica.add(name, 1).may_park = False
+    with pytest.raises(OverloadedError):
+        replica.add("x", 0)
+    replica.end_all()
+    replica = Replica(max_num_seqs=2, max_queued=2)
+    for name in "abcd":
+        replica.add(name, 1).may_park = name not in "cd"
+    for name in "xy":
+        replica.add(name, 0)
+    assert (replica.running, replica.parked) == ("xy", "b")
+    assert replica.counted.num_waiting == 3, "a has just been displaced"
+    with pytest.raises(OverloadedError):
+        replica.add("z", 0)
+    replica.end_all()
+
+
+def test_who_is_parked_ends_nothing() -> None:
+    replica = Replica(max_num_seqs=1, max_queued=1)
+    replica.add("long")
+    for _ in range(100):
+        replica.now_s += 1
+        replica.add("p", 1, is_resumed=True)
+        replica.counted.park(replica.permits["p"])
+        replica.end("p")
+    replica.add("w")
+    with pytest.raises(OverloadedError) as caught:
+        replica.add("x")
+    untouched = Replica(max_num_seqs=1, max_queued=1)
+    for name in ("long", "w"):
+        untouched.add(name)
+    untouched.now_s += 100
+    with pytest.raises(OverloadedError) as expected:
+        untouched.add("x")
+    assert caught.value.retry_after_s == expected.value.retry_after_s
     replica.end_all()
 
 
