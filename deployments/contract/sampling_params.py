@@ -58,7 +58,8 @@ class ReasoningTokens:
         max_tokens: Most tokens of the reasoning, the marks not counted; after these, only `end` may
             come. None sets no limit.
         channel: The token after `start` that makes it reasoning; None if `start` alone does. With
-            it there is no grammar: one of an answer on channels holds the reasoning itself.
+            it, reasoning may begin again later, the token after `channel` is a mark, too, and
+            there is no grammar: one of an answer on channels holds the reasoning itself.
     """
 
     start: int

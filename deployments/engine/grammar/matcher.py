@@ -114,6 +114,7 @@ class FreeMatcher:
 class _State(Enum):
     BEGINNING = auto()  # the first token may begin the reasoning, or the grammar's text
     CHANNEL = auto()  # the next token says whether the reasoning begins
+    HEADER = auto()  # the next token ends the header of the reasoning
     REASONING = auto()
     ANSWER = auto()
 
@@ -126,6 +127,10 @@ class ReasoningMatcher:
     text that ends by itself is always one of the grammar's. Once the reasoning has as many tokens
     as it may have, only its end may come. A stop string may end the text earlier, also inside the
     reasoning, as in vLLM.
+
+    On channels there is no grammar, and each message may be reasoning. All of them share what the
+    reasoning may have; after that, the channel's name may come no more. It is barred as one token:
+    the same name in several tokens, which the model was never trained to write, is not.
     """
 
     __slots__ = ("_eos_token_ids", "_everything", "_matcher", "_num_left", "_state", "_tokens")
@@ -160,7 +165,10 @@ class ReasoningMatcher:
         match self._state:
             case _State.ANSWER:
                 return self._matcher.bitmask(barred_token_ids)
-            case _State.CHANNEL:
+            case _State.CHANNEL if self._num_left == 0 and self._tokens.channel is not None:
+                barred = {self._tokens.channel, *barred_token_ids}
+                return _clear_bits(self._everything.clone(), barred)
+            case _State.CHANNEL | _State.HEADER:
                 return _clear_bits(self._everything.clone(), barred_token_ids)
             case _State.REASONING if self._num_left == 0:
                 return _set_bit(torch.zeros_like(self._everything), self._tokens.end)
@@ -174,17 +182,13 @@ class ReasoningMatcher:
 
     def advance(self, token_id: int) -> bool:
         """Consume the sequence's next token; return whether no more is allowed after it."""
+        if self._tokens.channel is not None:
+            self._state = self._next_on_channels(token_id, self._tokens.channel)
+            return False
         if self._state is _State.REASONING:
-            if token_id == self._tokens.end:
-                self._state = _State.ANSWER
-            elif self._num_left is not None:
-                self._num_left = max(0, self._num_left - 1)
+            self._state = self._next_of_reasoning(token_id)
             return False
-        channel = self._tokens.channel
         if self._state is _State.BEGINNING and token_id == self._tokens.start:
-            self._state = _State.REASONING if channel is None else _State.CHANNEL
-            return False
-        if self._state is _State.CHANNEL and token_id == channel:
             self._state = _State.REASONING
             return False
         self._state = _State.ANSWER
@@ -195,6 +199,25 @@ class ReasoningMatcher:
         copied = copy(self)
         copied._matcher = self._matcher.copy()
         return copied
+
+    def _next_on_channels(self, token_id: int, channel: int) -> _State:
+        # The mark begins the next message, whether the reasoning's own end has come or not.
+        if token_id == self._tokens.start:
+            return _State.CHANNEL
+        if self._state is _State.CHANNEL and token_id == channel:
+            return _State.HEADER
+        if self._state is _State.HEADER and token_id != self._tokens.end:
+            return _State.REASONING
+        if self._state is _State.REASONING:
+            return self._next_of_reasoning(token_id)
+        return _State.ANSWER
+
+    def _next_of_reasoning(self, token_id: int) -> _State:
+        if token_id == self._tokens.end:
+            return _State.ANSWER
+        if self._num_left is not None:
+            self._num_left = max(0, self._num_left - 1)
+        return _State.REASONING
 
 
 TokenMatcher = GrammarMatcher | ReasoningMatcher | FreeMatcher

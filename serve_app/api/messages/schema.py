@@ -153,7 +153,8 @@ class Thinking(StrictBody):
         default=None,
         ge=1,
         description="Most tokens of the reasoning; after these, the answer begins. Without effect "
-        "if the model does not reason, or its reasoning is not separated from its answers.",
+        "if the model does not reason, or its reasoning is not separated from its answers. Where a "
+        "grammar binds an answer on channels, it is not enforced, and X-Raystream-Warning says so.",
     )
     display: Literal["summarized", "omitted"] | None = Field(
         default=None,

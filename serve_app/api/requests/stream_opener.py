@@ -36,6 +36,10 @@ Ts = TypeVarTuple("Ts")
 
 MAX_NAME_LENGTH: Final = 64
 
+UNHELD_BUDGET: Final = (
+    "Not enforced: thinking.budget_tokens, because a grammar binds this answer's channels"
+)
+
 _FORMAT: Final = re.compile(r"Unknown format: (?P<name>.*)", re.DOTALL)
 _KEYWORDS: Final = re.compile(r"Unimplemented keys: (?P<names>\[.*\])", re.DOTALL)
 _ONE_OF: Final = "oneOf not fully supported"
@@ -156,7 +160,10 @@ def _with_reasoning(
     if sampling.grammar is None and max_tokens is None:
         return sampling
     if sampling.grammar is not None and reasoning.tokens.channel is not None:
-        return sampling  # the grammar holds the reasoning
+        # The grammar holds the reasoning: it counts no tokens, and no other mask joins its own.
+        if max_tokens is not None:
+            note_warnings((UNHELD_BUDGET,))
+        return sampling
     return replace(sampling, reasoning=replace(reasoning.tokens, max_tokens=max_tokens))
 
 

@@ -405,16 +405,44 @@ def test_reasoning_ends_where_its_budget_does(grammar: str | None, has_begun: bo
     assert allowed(resumed.bitmask()) == [END]
 
 
+CHANNEL, BODY, OTHER = 7, 8, 9
+ON_CHANNELS = ReasoningTokens(START, END, max_tokens=3, channel=CHANNEL)
+EVERYTHING = list(range(VOCAB_SIZE))
+
+
 def test_on_channels_only_the_channel_s_name_begins_the_reasoning() -> None:
-    (channel, other) = ids_of("ab")
-    everything = list(range(VOCAB_SIZE))
-    for name, is_reasoning in ((channel, True), (other, False)):
-        marks = ReasoningTokens(START, END, max_tokens=2, channel=channel)
-        matcher = compiler().compile(None, (), marks)
-        for token_id in (START, name, *ids_of("Hm")):
-            assert allowed(matcher.bitmask()) == everything
+    for name, is_reasoning in ((CHANNEL, True), (OTHER, False)):
+        matcher = compiler().compile(None, (), ON_CHANNELS)
+        for token_id in (START, name, BODY, *ids_of("Hm.")):
+            assert allowed(matcher.bitmask()) == EVERYTHING
             assert not matcher.advance(token_id)
-        assert allowed(matcher.bitmask()) == ([END] if is_reasoning else everything)
+        assert allowed(matcher.bitmask()) == ([END] if is_reasoning else EVERYTHING)
+
+
+def test_all_messages_of_reasoning_share_its_budget_and_then_none_begins() -> None:
+    first = [START, CHANNEL, BODY, *ids_of("H"), END]
+    remark = [START, OTHER, BODY, *ids_of("Look here"), END]
+    second = [START, CHANNEL, BODY, *ids_of("m.")]
+    matcher = compiler().compile(None, (), ON_CHANNELS)
+    for token_id in (*first, *remark, *second):
+        assert allowed(matcher.bitmask()) == EVERYTHING
+        assert not matcher.advance(token_id)
+    assert allowed(matcher.bitmask()) == [END]
+    matcher.advance(END)
+    assert allowed(matcher.bitmask()) == EVERYTHING
+    matcher.advance(START)
+    without = [i for i in EVERYTHING if i != CHANNEL]
+    assert allowed(matcher.bitmask()) == without
+    assert allowed(matcher.bitmask({OTHER})) == [i for i in without if i != OTHER]
+    resumed = compiler().compile(None, [*first, *remark, *second, END, START], ON_CHANNELS)
+    assert allowed(resumed.bitmask()) == without
+
+
+def test_reasoning_that_has_lost_its_end_stops_at_the_next_channel() -> None:
+    answer = [START, OTHER, BODY, *ids_of("Hello")]
+    for lost in ([START, CHANNEL, BODY, *ids_of("H")], [START, CHANNEL, END]):
+        matcher = compiler().compile(None, [*lost, *answer], ON_CHANNELS)
+        assert allowed(matcher.bitmask()) == EVERYTHING
 
 
 def test_a_text_reasons_no_longer_than_its_budget_without_a_grammar() -> None:

@@ -12,6 +12,7 @@ from deployments.contract.formats.tool_call_format import OPENAI
 from deployments.contract.output import FinishReason
 from deployments.contract.sampling_params import ReasoningTokens
 from deployments.engine.grammar.matcher import GrammarCompiler
+from serve_app.http.warning_header import WARNING_HEADER
 from tests.engine.tiny_models import EOS_TOKEN_ID, byte_tokenizer
 from tests.offenders import every
 from tests.serve_app.api.chat import test_reasoning
@@ -233,6 +234,25 @@ async def test_a_strict_function_is_called_by_its_schema_or_not_at_all(
     ):
         with case as (text, is_taken):
             assert takes(grammar, text, marks) == is_taken
+
+
+async def test_a_budget_of_reasoning_binds_unless_a_grammar_does_and_then_a_warning_says_so(
+    client: Client,
+) -> None:
+    ask = {
+        "model": "m",
+        "max_tokens": 64,
+        "messages": [{"role": "user", "content": "Weather?"}],
+        "thinking": {"type": "enabled", "budget_tokens": 5},
+    }
+    answer = await client.ask("/v1/messages", ask)
+    assert WARNING_HEADER not in answer.headers
+    sampling = client.backend.requests[0].sampling
+    assert sampling.reasoning == ReasoningTokens(CHANNEL, END, max_tokens=5, channel=ANALYSIS)
+    ask["output_config"] = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    answer = await client.ask("/v1/messages", ask)
+    assert answer.headers[WARNING_HEADER].startswith("Not enforced: thinking.budget_tokens")
+    assert client.backend.requests[1].sampling.reasoning is None
 
 
 async def test_a_schema_needs_the_ids_of_the_marks(client: Client) -> None:
