@@ -116,7 +116,7 @@ def test_ray_takes_every_metric() -> None:
     for metric in store.metrics.values():
         match metric.kind:
             case Kind.GAUGE:
-                store.gauge(metric.name, "m", *metric.values[:1]).set(1)
+                store.gauge(metric.name, "m", *metric.labels[1:]).set(1)
             case Kind.HISTOGRAM:
                 store.histogram(metric.name, "m").observe(1)
             case Kind.COUNTER:
