@@ -324,7 +324,7 @@ class GeneratorReplica(ModelReplica):
                 take,
                 flush=self._channels.flush,
                 on_begun=lambda: self._admission.note_begun(permit),
-                on_late=lambda: self._admission.park(permit),
+                on_late=lambda: self._admission.park_late(permit),
             )
             with closing(run), self._admission.turns(permit, run):
                 yield [

@@ -91,7 +91,7 @@ class RunningEngine:
                 gains.take,
                 flush=lambda: None,
                 on_begun=partial(admission.note_begun, permit),
-                on_late=partial(admission.park, permit),
+                on_late=partial(admission.park_late, permit),
             )
             with closing(run), admission.turns(permit, run):
                 yield

@@ -184,6 +184,11 @@ class Admission:
         self._estimate.leave(permit)
         self._feed.update()
 
+    def park_late(self, permit: Permit) -> None:
+        """Park a sequence that has waited too long, unless memory is coming free for it."""
+        if not self._estimate.gathers_memory(permit):
+            self.park(permit)
+
     def weigh(self, permit: Permit, num_tokens: int, num_planned_tokens: int) -> None:
         """Count a sequence's tokens, and as many for each sibling that is not weighed yet.
 
@@ -223,6 +228,7 @@ class Admission:
             siblings, claim=claim, is_resumed=request.is_resumed, is_planned=request.is_planned
         )
         permit.num_owed = num_owed
+        permit.is_offered = request.is_parked
         for each in (permit, *siblings):
             self._enter(each)
         if group is not None:

@@ -53,7 +53,8 @@ class EngineRun:
             take: Takes its deltas, as of one run that was never interrupted.
             flush: Sends what `take` has taken; the engine's steps do so for what comes from it.
             on_begun: Called with the first delta after each time that it has entered the engine.
-            on_late: Called when it has waited too long, and its ingress takes it back.
+            on_late: Called when it has waited too long, and its ingress takes it back; again after
+                as long if it is not parked then.
         """
         self._engine = engine
         self._request = request
@@ -113,7 +114,7 @@ class EngineRun:
         self._stop_timer()
         may_be_late = self._request.is_parked or self.is_in
         if not is_running and may_be_late and self._request.may_park:
-            self._timer = asyncio.get_running_loop().call_later(PARK_AFTER_S, self._look)
+            self._look_later()
 
     def park(self) -> None:
         """Leave for good: the ingress gets it back."""
@@ -140,6 +141,11 @@ class EngineRun:
         self._timer = None
         if self.may_park:
             self._on_late()
+            if not self._is_over:
+                self._look_later()
+
+    def _look_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(PARK_AFTER_S, self._look)
 
     def _rest(self, goes_first: bool) -> SequenceRequest:
         """Return the sequence with what has gone out of it."""

@@ -89,6 +89,7 @@ class Permit:
         unclaimed: Those of them that no sequence has claimed yet.
         is_resumed: Whether another replica had accepted it, or it has run here before.
         is_planned: Whether that replica still runs it.
+        is_offered: Whether its ingress offers it as one that was parked.
         is_bounded: Whether the limits on what waits apply to it.
         num_owed: How many others must be parked for it and its siblings, once they are weighed.
         run: The sequence once it is accepted; None before, and after it has left.
@@ -113,6 +114,7 @@ class Permit:
         self.unclaimed = list(siblings)
         self.is_resumed = is_resumed
         self.is_planned = is_planned
+        self.is_offered = False
         self.is_bounded = not is_resumed
         self.num_owed = 0
         self.run: Run | None = None
@@ -233,6 +235,15 @@ class RunEstimate:
     def holds(self, permit: Permit) -> bool:
         """Return whether a permit's sequence runs or waits."""
         return permit.is_running or permit in self.queue
+
+    def gathers_memory(self, permit: Permit) -> bool:
+        """Return whether an offered sequence waits for memory alone, and comes next.
+
+        None overtakes it, so what comes free is kept for it. If it left, smaller ones would take
+        that before it came again, for ever.
+        """
+        has_place = self.num_running < self._max_num_seqs
+        return permit.is_offered and has_place and self.queue.first is permit
 
     def take_changed(self) -> list[Permit]:
         """Return the permits that have begun to run or to wait since the last call."""

@@ -90,6 +90,7 @@ class Replica:
         weight: float = 1,
         waited_s: float = 0,
         is_resumed: bool = False,
+        is_parked: bool = False,
         group: RequestGroup | None = None,
     ) -> FakeRun:
         """Let a sequence come and be accepted."""
@@ -100,6 +101,7 @@ class Replica:
             weight=weight,
             waited_s=waited_s,
             is_resumed=is_resumed,
+            is_parked=is_parked,
             group=group,
         )
         return self.accept(name, num_tokens)
@@ -113,12 +115,19 @@ class Replica:
         weight: float = 1,
         waited_s: float = 0,
         is_resumed: bool = False,
+        is_parked: bool = False,
         group: RequestGroup | None = None,
     ) -> None:
         """Let a sequence come, whose prompt is encoded from now on."""
         claim = Claim(priority, tenant, weight, waited_s)
         request = GenerationRequest(
-            name, "hi", SamplingParams(), claim=claim, is_resumed=is_resumed, group=group
+            name,
+            "hi",
+            SamplingParams(),
+            claim=claim,
+            is_resumed=is_resumed,
+            group=group,
+            is_parked=is_parked,
         )
         with ExitStack() as stack:
             self.permits[name] = stack.enter_context(self.counted.permit(request))
@@ -192,6 +201,38 @@ def test_as_many_give_up_their_places_as_the_memory_needs_or_none() -> None:
     assert replica.running == "ax"
     replica.add("y", 0, num_tokens=90)
     assert replica.running == "ax", "two of its own priority hold too much"
+    replica.end_all()
+
+
+def test_an_offered_sequence_that_comes_next_keeps_what_memory_comes_free() -> None:
+    replica = Replica()
+    for name in "abcde":
+        replica.add(name, num_tokens=20)
+    big = replica.add("B", num_tokens=80, is_resumed=True, is_parked=True)
+    for name in "abcd":
+        replica.add(name + name, num_tokens=20)
+        replica.counted.park_late(replica.permits["B"])
+        assert not big.is_parked
+        replica.end(name)
+    assert replica.running == "eB", "else small ones would have had it"
+    replica.end_all()
+
+
+def test_an_offered_sequence_that_lacks_a_place_or_is_not_next_is_given_back() -> None:
+    replica = Replica(max_num_seqs=1)
+    replica.add("a")
+    only = replica.add("b", is_resumed=True, is_parked=True)
+    replica.counted.park_late(replica.permits["b"])
+    assert only.is_parked
+    replica = Replica()
+    replica.add("a", num_tokens=90)
+    replica.add("b", num_tokens=20, is_resumed=True, is_parked=True)
+    second = replica.add("c", num_tokens=20, is_resumed=True, is_parked=True)
+    own = replica.add("d", num_tokens=20)
+    for name in "cd":
+        replica.counted.park_late(replica.permits[name])
+    assert second.is_parked
+    assert own.is_parked
     replica.end_all()
 
 

@@ -221,6 +221,20 @@ async def test_a_displaced_sequence_is_late_unless_it_has_its_turn_in_time(
     assert not client.run.may_yield
 
 
+async def test_a_run_that_is_late_and_not_parked_is_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_run, "PARK_AFTER_S", 0)
+    client = Client(is_parked=True)
+    client.run.note_turn(is_running=False)
+    for _ in range(2):
+        client.late.clear()
+        async with asyncio.timeout(10):
+            await client.late.wait()
+    client.run.park()
+    assert client.run._timer is None
+
+
 async def test_who_begins_in_time_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_run, "PARK_AFTER_S", 0)
     client = Client(is_parked=True)
