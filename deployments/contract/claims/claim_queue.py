@@ -3,7 +3,10 @@
 It holds whatever waits: sequences at a replica, parked streams at an ingress.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterator
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from math import inf
 from typing import Final, Generic, Protocol, TypeVar
 
 from deployments.contract.claims.claim import Claim
@@ -70,6 +73,7 @@ class ClaimQueue(Generic[ClaimantT]):
         self._rank = rank
         self._lane_of: dict[ClaimantT, _Lane] = {}
         self._lanes: dict[_Lane, dict[ClaimantT, None]] = {}  # each in order of arrival
+        self._came_s: dict[int, list[float]] = {}  # of all of a priority, sorted
 
     def __len__(self) -> int:
         """Return how many wait."""
@@ -80,29 +84,45 @@ class ClaimQueue(Generic[ClaimantT]):
         return claimant in self._lane_of
 
     def __iter__(self) -> Iterator[ClaimantT]:
-        """Yield all that wait, in order, as things stand; changes meanwhile are not seen."""
-        rest = ClaimQueue[ClaimantT](self.aging_s, self._rank)
-        rest._lane_of = dict(self._lane_of)
-        rest._lanes = {lane: dict(held) for lane, held in self._lanes.items()}
-        while (first := rest.first) is not None:
+        """Yield all that wait, in order, as things stand; the queue must not change meanwhile.
+
+        The first few cost little, however many wait.
+        """
+        rest = {lane: iter(held) for lane, held in self._lanes.items()}
+        firsts = {lane: next(held) for lane, held in rest.items()}
+        num_passed = dict.fromkeys(self._came_s, 0)  # of those in `_came_s`, by priority
+        gone = Counter[tuple[int, float]]()  # those that were yielded, and are not passed yet
+        while firsts:
+            oldest_s = {
+                priority: self._came_s[priority][num_passed[priority]] for priority, *_ in firsts
+            }
+            lane = self._next_lane(firsts, oldest_s)
+            first = firsts.pop(lane)
             yield first
-            rest.remove(first)
+            if (following := next(rest[lane], None)) is not None:
+                firsts[lane] = following
+            priority, came_s = lane[0], self._came_s[lane[0]]
+            gone[priority, first.came_s] += 1
+            while (
+                num_passed[priority] < len(came_s)
+                and gone[oldest := (priority, came_s[num_passed[priority]])]
+            ):
+                gone[oldest] -= 1
+                num_passed[priority] += 1
 
     @property
-    def is_uniform(self) -> bool:
-        """Whether all that wait have one priority and one tenant, so that nothing is to weigh."""
-        return len(self._lanes) <= 1 or len({(lane[0], lane[2]) for lane in self._lanes}) == 1
+    def oldest_s(self) -> float:
+        """When the one came that has waited longest; infinity if none waits."""
+        return min((came_s[0] for came_s in self._came_s.values()), default=inf)
 
     @property
     def first(self) -> ClaimantT | None:
         """The next; None if none waits."""
         if not self._lanes:
             return None
-        if len(self._lanes) == 1:
-            return next(iter(next(iter(self._lanes.values()))))
-        priority = self._next_priority()
-        lanes = [lane for lane in self._lanes if lane[0] == priority]
-        return next(iter(self._lanes[min(lanes, key=self._turn)]))
+        firsts = {lane: next(iter(held)) for lane, held in self._lanes.items()}
+        oldest_s = {priority: came_s[0] for priority, came_s in self._came_s.items()}
+        return firsts[self._next_lane(firsts, oldest_s)]
 
     @property
     def unordered(self) -> Collection[ClaimantT]:
@@ -116,6 +136,7 @@ class ClaimQueue(Generic[ClaimantT]):
         held = self._lanes.setdefault(lane, {})
         last = next(reversed(held), claimant)
         self._lane_of[claimant] = lane
+        insort(self._came_s.setdefault(claim.priority, []), claimant.came_s)
         held[claimant] = None
         if claimant.arrival < last.arrival:
             self._lanes[lane] = dict.fromkeys(sorted(held, key=lambda each: each.arrival))
@@ -123,21 +144,24 @@ class ClaimQueue(Generic[ClaimantT]):
     def remove(self, claimant: ClaimantT) -> None:
         """Take one out."""
         lane = self._lane_of.pop(claimant)
-        held = self._lanes[lane]
+        held, came_s = self._lanes[lane], self._came_s[lane[0]]
         del held[claimant]
         if not held:
             del self._lanes[lane]
+        del came_s[bisect_left(came_s, claimant.came_s)]
+        if not came_s:
+            del self._came_s[lane[0]]
 
-    def _next_priority(self) -> int:
-        """Return the priority whose turn it is, by its own and by who has waited longest."""
-        priorities = {lane[0] for lane in self._lanes}
-        if len(priorities) == 1:
-            return priorities.pop()
-        came_s = dict.fromkeys(priorities, float("inf"))
-        for lane, held in self._lanes.items():
-            came_s[lane[0]] = min(came_s[lane[0]], min(each.came_s for each in held))
-        return min(priorities, key=lambda each: (came_s[each] + each * self.aging_s, each))
+    def _next_lane(self, firsts: Mapping[_Lane, ClaimantT], oldest_s: Mapping[int, float]) -> _Lane:
+        """Return the lane whose turn it is.
 
-    def _turn(self, lane: _Lane) -> tuple[Rank, bool, int]:
-        _, is_new, tenant = lane
-        return self._rank(tenant), is_new, next(iter(self._lanes[lane])).arrival
+        Args:
+            firsts: The first of each lane.
+            oldest_s: When the one of each priority came that has waited longest.
+        """
+        if len(firsts) == 1:
+            return next(iter(firsts))
+        priorities = {lane[0] for lane in firsts}
+        priority = min(priorities, key=lambda each: (oldest_s[each] + each * self.aging_s, each))
+        lanes = [lane for lane in firsts if lane[0] == priority]
+        return min(lanes, key=lambda lane: (self._rank(lane[2]), lane[1], firsts[lane].arrival))

@@ -191,6 +191,7 @@ class RunEstimate:
         self._num_of_priority: Counter[int] = Counter()  # of those that run
         self._num_of_tenant: Counter[str] = Counter()  # of those that run
         self._num_of_kind: Counter[tuple[int, str]] = Counter()  # of all
+        self._num_displaced = 0  # of those that wait
         self._changed: dict[Permit, None] = {}
 
     @property
@@ -220,10 +221,11 @@ class RunEstimate:
             return NO_WAITS
         has_place = self.num_running < self._max_num_seqs
         reason = WaitReason.MEMORY if has_place else WaitReason.TURN
-        waiting = self.queue.unordered
+        num_displaced = self._num_displaced
+        num_of = {WaitReason.DISPLACED: num_displaced, reason: self.num_waiting - num_displaced}
         return Waits(
-            Counter(WaitReason.DISPLACED if each.num_displaced else reason for each in waiting),
-            self._now_s() - min(each.came_s for each in waiting),
+            {each: num for each, num in num_of.items() if num},
+            self._now_s() - self.queue.oldest_s,
             self._shares.gap,
         )
 
@@ -458,12 +460,14 @@ class RunEstimate:
 
     def _queue(self, permit: Permit) -> None:
         self.queue.add(permit)
+        self._num_displaced += bool(permit.num_displaced)
         self._num_of_kind[permit.claim.queue] += 1
         self._shares.enter(permit.claim)
         self.num_waiting_tokens += permit.num_tokens
 
     def _unqueue(self, permit: Permit) -> None:
         self.queue.remove(permit)
+        self._num_displaced -= bool(permit.num_displaced)
         _count_down(self._num_of_kind, permit.claim.queue)
         self._shares.leave(permit.claim)
         self.num_waiting_tokens -= permit.num_tokens
