@@ -59,8 +59,12 @@ def with_ids(steps: list[Step], pieces: tuple[str, ...]) -> list[Step]:
     ]
 
 
-@pytest.fixture
-def marks() -> Mapping[str, int]:
+@pytest.fixture(name="marks")
+def mark_ids() -> Mapping[str, int]:
+    return ids_of_marks()
+
+
+def ids_of_marks() -> Mapping[str, int]:
     """Return the ids of the marks in a tokenizer of bytes."""
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": list(OPENAI.marks)})

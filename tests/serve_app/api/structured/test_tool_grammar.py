@@ -30,7 +30,7 @@ CITY = {
     "additionalProperties": False,
 }
 IN_TEXT = {name: known for name, known in FORMATS.items() if not known.has_channels}
-"""Formats whose calls are objects in the text; `test_channels` has the other one."""
+"""Formats whose calls are objects in the text; `test_channel_grammar` has the other one."""
 ALL = pytest.mark.parametrize("known", IN_TEXT.values(), ids=IN_TEXT)
 
 
