@@ -25,6 +25,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -127,6 +128,41 @@ class LaneWork:
     is_alone: bool
 
 
+class Sweep:
+    """The texts of one tenant and priority that are not handed out yet, and figures of them.
+
+    The figures of any rest are computed at the start, so that a micro-batch costs its own texts
+    alone, however many wait behind it.
+
+    Attributes:
+        texts: In order; take them from the left. Never empty when a figure is asked for.
+    """
+
+    def __init__(self, texts: Sequence[EncodedText]) -> None:
+        self.texts = deque(texts)
+        last_first = texts[::-1]
+        sizes = [text.num_tokens for text in last_first]
+        # Item i of each is about the last i + 1 texts.
+        self._num_tokens = list(accumulate(sizes))
+        self._longest = list(accumulate(sizes, max))
+        self._came_s = list(accumulate((text.answer.came_s for text in last_first), min))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all its texts."""
+        return self._num_tokens[len(self.texts) - 1]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest text."""
+        return self._longest[len(self.texts) - 1]
+
+    @property
+    def came_s(self) -> float:
+        """When its oldest text came, by the queue's clock."""
+        return self._came_s[len(self.texts) - 1]
+
+
 class Lanes:
     """Hands out the texts of a queue and the compute threads to a device's lanes."""
 
@@ -153,7 +189,7 @@ class Lanes:
         self._num_lanes = num_lanes
         self._is_padded = is_padded
         self._turn = threading.Lock()
-        self._sweeps: dict[tuple[int, str], deque[EncodedText]] = {}  # by tenant and priority
+        self._sweeps: dict[tuple[int, str], Sweep] = {}  # by priority and tenant; none empty
         self._num_left = 1
         self._freed = threading.Condition()
         self._share_threads = share_threads
@@ -187,38 +223,36 @@ class Lanes:
         for job in jobs:
             texts[job.claim.queue] += texts_of(job)
         for queue, found in texts.items():
-            self._sweeps[queue] = deque(in_order(found, is_padded=self._is_padded))
-        sizes = [text.num_tokens for sweep in self._sweeps.values() for text in sweep]
-        self._num_left = num_parts(sizes, self._num_lanes) if self._share_threads else 1
+            self._sweeps[queue] = Sweep(in_order(found, is_padded=self._is_padded))
+        self._num_left = (
+            num_parts(self._num_tokens, self._longest, self._num_lanes)
+            if self._share_threads
+            else 1
+        )
+
+    @property
+    def _num_tokens(self) -> int:
+        return sum(sweep.num_tokens for sweep in self._sweeps.values())
+
+    @property
+    def _longest(self) -> int:
+        return max((sweep.longest for sweep in self._sweeps.values()), default=0)
 
     def _next_texts(self, num_parts: int) -> list[EncodedText]:
-        waiting = self._take_sweeps()
         max_tokens = self._budget.tokens
         if num_parts > 1:
-            sizes = [text.num_tokens for text in waiting]
             # Allow half a text more, so that parts are too large as often as too small.
-            max_tokens = min(max_tokens, round(sum(sizes) / num_parts + max(sizes) / 2))
+            max_tokens = min(max_tokens, round(self._num_tokens / num_parts + self._longest / 2))
+        order = self._queue.in_order({queue: sweep.came_s for queue, sweep in self._sweeps.items()})
         texts = take_batch(
-            waiting,
+            [self._sweeps[queue].texts for queue in order],
             max_tokens,
             is_padded=self._is_padded,
             is_wanted=lambda text: text.answer.is_wanted,
         )
         self._queue.charge([(text.answer.claim, text.num_tokens) for text in texts])
-        for text in waiting:
-            self._sweeps.setdefault(text.answer.claim.queue, deque()).append(text)
+        self._sweeps = {queue: self._sweeps[queue] for queue in order if self._sweeps[queue].texts}
         return texts
-
-    def _take_sweeps(self) -> deque[EncodedText]:
-        """Return all texts that are not handed out, in order."""
-        came_s = {
-            queue: min(text.answer.came_s for text in sweep)
-            for queue, sweep in self._sweeps.items()
-        }
-        order = self._queue.in_order(came_s)
-        waiting = deque(text for queue in order for text in self._sweeps[queue])
-        self._sweeps = {}
-        return waiting
 
     def _claim(self, num_parts: int) -> int:
         with self._freed:
@@ -231,16 +265,18 @@ class Lanes:
             return num_threads
 
 
-def num_parts(sizes: Sequence[int], num_lanes: int) -> int:
-    """Return the number of parts for texts of these sizes, in tokens.
+def num_parts(num_tokens: int, longest: int, num_lanes: int) -> int:
+    """Return the number of parts for some texts.
 
     The break-even is at one and a half times the longest text: there, two parts on one thread each
     take as long as one part on two threads that wait for each other.
+
+    Args:
+        num_tokens: Tokens of all texts.
+        longest: Tokens of the longest one.
+        num_lanes: The most parts.
     """
-    if not sizes:
-        return 1
-    fair = round(sum(sizes) / max(*sizes, MIN_LANE_TOKENS))
-    return max(1, min(num_lanes, fair))
+    return max(1, min(num_lanes, round(num_tokens / max(longest, MIN_LANE_TOKENS))))
 
 
 def choose_num_lanes(model: torch.nn.Module, device: torch.device, num_threads: int) -> int:

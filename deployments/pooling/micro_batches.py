@@ -38,12 +38,17 @@ def in_order(items: Iterable[Item], *, is_padded: bool) -> list[Item]:
 
 
 def take_batch(
-    waiting: deque[Item], max_tokens: int, *, is_padded: bool, is_wanted: Callable[[Item], bool]
+    sweeps: Iterable[deque[Item]],
+    max_tokens: int,
+    *,
+    is_padded: bool,
+    is_wanted: Callable[[Item], bool],
 ) -> list[Item]:
-    """Take the next micro-batch from the left of `waiting`; it is empty if nothing is left.
+    """Take the next micro-batch from the left of sweeps; it is empty if nothing is left.
 
     Args:
-        waiting: Items sorted by `in_order`. Items that are no longer wanted are dropped on the way.
+        sweeps: Items sorted by `in_order`; those of the first sweep go first. Items that are no
+            longer wanted are dropped on the way.
         max_tokens: The most tokens to compute together; a packed layout may have `MAX_LAID_OUT`
             times as many places. A longer sequence runs by itself.
         is_padded: Whether each item costs as much as the longest.
@@ -51,15 +56,16 @@ def take_batch(
     """
     batch: list[Item] = []
     total = longest = 0
-    while waiting:
-        item = waiting[0]
-        if is_wanted(item):
-            longest = max(longest, item.num_tokens)
-            total += item.num_tokens
-            num_places = longest * (len(batch) + 1)
-            cost = num_places if is_padded else max(total, num_places / MAX_LAID_OUT)
-            if batch and cost > max_tokens:
-                break
-            batch.append(item)
-        waiting.popleft()
+    for sweep in sweeps:
+        while sweep:
+            item = sweep[0]
+            if is_wanted(item):
+                longest = max(longest, item.num_tokens)
+                total += item.num_tokens
+                num_places = longest * (len(batch) + 1)
+                cost = num_places if is_padded else max(total, num_places / MAX_LAID_OUT)
+                if batch and cost > max_tokens:
+                    return batch
+                batch.append(item)
+            sweep.popleft()
     return batch

@@ -13,11 +13,15 @@ from deployments.pooling.lanes import (
     GPU_LANES,
     MAX_LANES,
     MIN_LANE_TOKENS,
+    Answer,
+    EncodedText,
     Lanes,
     LaneWork,
+    Sweep,
     choose_num_lanes,
     num_parts,
 )
+from deployments.pooling.micro_batches import in_order
 from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue
 from tests.pooling.tiny_classifiers import MODELS, qwen2
 
@@ -40,14 +44,19 @@ class Setup:
     """A queue of jobs, and the lanes that take them."""
 
     def __init__(
-        self, num_lanes: int = 2, max_tokens: int = 10**6, *, share_threads: bool = True
+        self,
+        num_lanes: int = 2,
+        max_tokens: int = 10**6,
+        *,
+        is_padded: bool = False,
+        share_threads: bool = True,
     ) -> None:
         self.queue = RequestQueue(QueueLimits(1000, None))
         self.lanes = Lanes(
             self.queue,
             TokenBudget(max_tokens),
             num_lanes,
-            is_padded=False,
+            is_padded=is_padded,
             share_threads=share_threads,
         )
 
@@ -205,6 +214,53 @@ def test_a_better_priority_s_texts_come_before_a_sweep_that_has_begun() -> None:
     assert list(map(tenants, found)) == ["soon", "soon", "a", "a", "late"]
 
 
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize("claims", [[NO_CLAIM], [A, B]])
+def test_a_micro_batch_looks_at_its_own_texts_and_at_none_that_wait_behind_it(
+    claims: list[Claim], *, is_padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = Setup(num_lanes=2, max_tokens=8 * LONG, is_padded=is_padded)
+    for claim in claims:
+        setup.put(*[LONG] * 100, claim=claim)
+    setup.lanes.give_back(setup.take())  # looks at all, once
+    looked_at = set[int]()
+
+    def look(text: EncodedText, name: str) -> object:
+        looked_at.add(id(text))
+        return object.__getattribute__(text, name)
+
+    monkeypatch.setattr(EncodedText, "__getattribute__", look)
+    for number in range(8):
+        if number == 4:
+            setup.put(LONG, claim=Claim(tenant="late"))
+        work = setup.take()
+        setup.lanes.give_back(work)
+        num_looked_at = len(looked_at)
+        assert set(map(id, work.texts)) <= looked_at
+        assert num_looked_at <= len(work.texts) + len(claims) + 1
+        looked_at.clear()
+
+
+@given(
+    texts=st.lists(st.integers(1, 3), min_size=1, max_size=12),
+    num_taken=st.integers(0, 11),
+    is_padded=st.booleans(),
+)
+def test_a_sweep_s_figures_are_those_of_its_rest(
+    texts: list[int], num_taken: int, *, is_padded: bool
+) -> None:
+    found = [
+        EncodedText(i, (0,) * size, Answer(Job(came_s=float(size * 7 % 5))))
+        for i, size in enumerate(texts)
+    ]
+    sweep = Sweep(in_order(found, is_padded=is_padded))
+    for _ in range(min(num_taken, len(texts) - 1)):
+        sweep.texts.popleft()
+    rest = [text.num_tokens for text in sweep.texts]
+    assert (sweep.num_tokens, sweep.longest) == (sum(rest), max(rest))
+    assert sweep.came_s == min(text.answer.came_s for text in sweep.texts)
+
+
 def test_abandoned_texts_are_handed_to_no_lane() -> None:
     setup = Setup()
     setup.put(LONG).has_left = True
@@ -227,7 +283,7 @@ def test_abandoned_texts_are_handed_to_no_lane() -> None:
 def test_no_part_is_smaller_than_the_longest_text_or_the_minimum(
     texts: list[int], expected: int
 ) -> None:
-    assert num_parts(texts, num_lanes=4) == expected
+    assert num_parts(sum(texts), max(texts, default=0), num_lanes=4) == expected
 
 
 @given(

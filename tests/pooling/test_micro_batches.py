@@ -21,7 +21,7 @@ items = st.lists(st.integers(1, 50), min_size=1, max_size=60).map(
 
 def batches(taken: list[Item], max_tokens: int, *, is_padded: bool) -> list[list[Item]]:
     waiting, found = deque(in_order(taken, is_padded=is_padded)), []
-    while batch := take_batch(waiting, max_tokens, is_padded=is_padded, is_wanted=lambda _: True):
+    while batch := take_batch([waiting], max_tokens, is_padded=is_padded, is_wanted=lambda _: True):
         found.append(batch)
     return found
 
@@ -55,7 +55,7 @@ def test_unwanted_texts_are_dropped_and_each_text_is_checked_about_once(
         return item.number not in unwanted
 
     waiting, found = deque(taken), []
-    while batch := take_batch(waiting, max_tokens, is_padded=False, is_wanted=is_wanted):
+    while batch := take_batch([waiting], max_tokens, is_padded=False, is_wanted=is_wanted):
         found.append(batch)
     wanted = [item for item in taken if item.number not in unwanted]
     assert found == batches(wanted, max_tokens, is_padded=False)
