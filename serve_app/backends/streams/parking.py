@@ -5,6 +5,9 @@ replica. One of them at a time is offered to the replica that the router picks, 
 their claims, and within a priority those of the tenant that got least first; the next follows once
 that one goes on. A replica that has no turn for it soon gives it back. So however many are parked,
 an ingress asks about once a second.
+
+No replica may have room for the first for long, or ever. So while it is given back, every other
+offer is one of the others, each once before any of them comes again.
 """
 
 import asyncio
@@ -18,8 +21,8 @@ RETRY_AFTER_S: Final = 5.0
 """When to come back after the lot was full: by then some streams may have gone on."""
 
 OFFER_INTERVAL_S: Final = 0.1
-"""The least time from one that was given back to the next offer: replicas that are full give it
-back at once."""
+"""The least time from one that was given back to the next offer. A full replica keeps it for a
+second, but one that is about to end, or has just died, gives it back at once."""
 
 
 @dataclass(eq=False)
@@ -82,6 +85,8 @@ class ParkingLot:
         self._shares = FairShares() if shares is None else shares
         self._queue = ClaimQueue[ParkedPlace](aging_s, self._rank)
         self._held: dict[ParkedPlace, None] = {}
+        self._given_back: set[ParkedPlace] = set()  # since all that wait were offered
+        self._is_for_others = False
         self._offered: ParkedPlace | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._num_arrivals = 0
@@ -136,6 +141,7 @@ class ParkingLot:
     def take_back(self, place: ParkedPlace) -> None:
         """Let the one that was offered wait again; the next is offered a little later."""
         self._offered = None
+        self._given_back.add(place)
         self._queue.add(place)
         self._pause = asyncio.get_running_loop().call_later(self._interval_s, self._end_pause)
 
@@ -144,6 +150,7 @@ class ParkingLot:
         if place not in self._held:
             return
         del self._held[place]
+        self._given_back.discard(place)
         self._shares.leave(place.claim)
         if place is self._offered:
             self._offered = None
@@ -154,13 +161,27 @@ class ParkingLot:
     def _rank(self, tenant: str) -> tuple[float, int]:
         return self._shares.counter(tenant), 0  # none has more than its one turn
 
+    def _next(self) -> ParkedPlace | None:
+        """Return the first, or by turns one of the others if the first was given back."""
+        first = self._queue.first
+        if first is None or first not in self._given_back:
+            return first
+        self._is_for_others = not self._is_for_others
+        if not self._is_for_others:
+            return first
+        order = list(self._queue)
+        others = [place for place in order if place not in self._given_back]
+        if not others:
+            self._given_back, others = {first}, order[1:]
+        return others[0] if others else first
+
     def _end_pause(self) -> None:
         self._pause = None
         self._offer_next()
 
     def _offer_next(self) -> None:
         if self._offered is None and self._pause is None:
-            self._offered = self._queue.first
+            self._offered = self._next()
             if self._offered is not None:
                 self._queue.remove(self._offered)
                 self._offered.begin_turn()

@@ -20,7 +20,7 @@ from deployments.contract.generation import (
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.replicas.replica_errors import ParkedError
 from serve_app.backends.streams.failover import Failover
-from serve_app.backends.streams.parking import ParkedPlace, ParkingLot
+from serve_app.backends.streams.parking import OFFER_INTERVAL_S, ParkedPlace, ParkingLot
 from serve_app.backends.streams.retries import FailoverLimits
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from serve_app.http.stream_notices import Notice
@@ -94,8 +94,39 @@ async def test_one_that_was_given_back_waits_again_at_its_place() -> None:
     assert not has_turn(first)
     await asyncio.wait_for(better.wait_for_turn(), 5)
     better.leave()
+    assert has_turn(second)
+    second.leave()
     assert has_turn(first)
+
+
+async def test_a_first_stream_that_is_always_given_back_holds_up_none() -> None:
+    lot = lot_of()
+    first, *others = [entered(lot, priority) for priority in (0, 0, 1, 2)]
+    order = []
+    for _ in range(9):
+        [place] = [each for each in (first, *others) if has_turn(each)]
+        order.append(place)
+        place.end_turn()
+        next_offer = asyncio.Event()
+        asyncio.get_running_loop().call_later(0, next_offer.set)  # behind the lot's
+        await asyncio.wait_for(next_offer.wait(), 5)
+    a, b, c = others
+    assert order == [first, a, first, b, first, c, first, a, first]
+
+
+async def test_an_offer_that_was_given_back_is_followed_by_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    advance = stop_clock(monkeypatch)
+    lot = ParkingLot(8, 60)
+    first, second = entered(lot), entered(lot)
+    first.end_turn()
+    advance(OFFER_INTERVAL_S / 2)
+    await settle()
     assert not has_turn(second)
+    advance(OFFER_INTERVAL_S / 2)
+    await settle()
+    assert has_turn(second)
 
 
 async def test_one_that_ends_while_it_waits_is_never_offered() -> None:
