@@ -1,3 +1,4 @@
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -46,6 +47,15 @@ def test_abort_frees_the_place_at_once() -> None:
     engine.abort("never seen")
     assert [name for name, _ in engine.step()] == ["b"]
     assert engine.stats.num_running == 1
+
+
+def test_a_resumed_sequence_that_returns_is_counted_once() -> None:
+    engine = make_engine(load(qwen2))
+    resumed = SequenceRequest("a", (50, 51), GREEDY, (52,), is_resumed=True)
+    engine.add(resumed)
+    engine.abort("a")
+    engine.add(replace(resumed, sequence_id="b", is_return=True))
+    assert engine.stats.num_resumed == 1
 
 
 def test_sampled_tokens_are_the_same_alone_and_in_a_batch() -> None:

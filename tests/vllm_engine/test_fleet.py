@@ -130,10 +130,19 @@ def engine_of(*urls: str) -> FleetEngine:
     return FleetEngine(spec, lambda stats: None)
 
 
-async def run(engine: FleetEngine, given: tuple[int, ...] = (), **params: Any) -> list[TextDelta]:
+async def run(
+    engine: FleetEngine, given: tuple[int, ...] = (), *, is_return: bool = False, **params: Any
+) -> list[TextDelta]:
     """Run one sequence to its end, and return its deltas."""
     chosen = SamplingParams(**{"temperature": 0, "max_tokens": 12, "ignore_eos": True, **params})
-    request = SequenceRequest(engine.unique_id("s"), PROMPT, chosen, given, is_resumed=bool(given))
+    request = SequenceRequest(
+        engine.unique_id("s"),
+        PROMPT,
+        chosen,
+        given,
+        is_resumed=bool(given),
+        is_return=is_return,
+    )
     engine.validate(request)
     deltas: list[TextDelta] = []
     ended = asyncio.Event()
@@ -202,6 +211,16 @@ async def test_a_sequence_that_comes_from_another_replica_goes_on() -> None:
         deltas = await run(engine, given=whole[:5])
     assert token_ids_of(deltas) == whole[5:]
     assert engine.stats.num_resumed == 1
+
+
+async def test_a_sequence_that_returns_is_counted_once() -> None:
+    whole = text_after(PROMPT, 12)
+    async with serving(FakeServer()) as engine:
+        for is_return, num in ((False, 5), (True, 8)):
+            deltas = await run(engine, given=whole[:num], is_return=is_return)
+            assert token_ids_of(deltas) == whole[num:]
+    assert engine.stats.num_resumed == 1
+    assert engine.stats.num_prompt_tokens == len(PROMPT)
 
 
 async def test_it_is_left_to_other_replicas_when_no_server_is_left() -> None:
