@@ -332,6 +332,7 @@ class Ingress:
             models.embedders,
             models.replicas,
             models.departures,
+            models.shares,
             models.describe_files,
             keys=keys,
             host=host,
