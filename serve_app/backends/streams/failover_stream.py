@@ -26,6 +26,7 @@ from typing import Self
 from deployments.contract.claims import Claim
 from deployments.contract.errors import (
     ModelChangedError,
+    OverloadedError,
     RaystreamError,
     ReplicaUnavailableError,
 )
@@ -34,6 +35,7 @@ from deployments.contract.output import TextDelta
 from serve_app.backends.replicas.backend import Backend
 from serve_app.backends.replicas.replica_departures import Departures
 from serve_app.backends.replicas.replica_errors import (
+    LostAfterStartError,
     NoReplicaError,
     ParkedError,
     ReplicaStoppedError,
@@ -79,6 +81,7 @@ class FailoverStream:
         self._lot = lot
         self._place: ParkedPlace | None = None  # while it is parked, until it goes on
         self._parked = ExitStack()  # closing it ends what is counted of that time
+        self._patience_s = limits.first_patience_s  # with a replica to which it is offered
         self._may_park = lot is not None
         self._waited_s = request.claim.waited_s
         self._now_s = asyncio.get_running_loop().time
@@ -186,20 +189,25 @@ class FailoverStream:
         self._watch.close()
         await self._stream.aclose()
         was_parked = isinstance(loss, ParkedError)
+        was_offered = self._place is not None  # and nothing has come since
         num_gained = len(self._token_ids) - self._num_before
+        num_moves = self._retries.num_moves
         try:
             if was_parked:
                 self._retries.note_parked(num_gained)
                 self._park()
+            elif was_offered:
+                self._note_offer_lost(loss, has_started=True)
             else:
                 self._retries.note_loss(loss, has_started=True, num_gained=num_gained)
+            was_parked = was_parked or was_offered
             self._opening = asyncio.ensure_future(self._open_again(was_parked=was_parked))
             await self._wait_for(self._opening, Notice.PARKED if was_parked else Notice.WAITING)
         except RaystreamError:
             self._end()
             raise
         self._opening = None
-        if not was_parked:
+        if self._retries.num_moves > num_moves:
             self._retries.tell(Notice.MOVED)
 
     def _park(self) -> None:
@@ -225,6 +233,7 @@ class FailoverStream:
             self._last_s = self._now_s()
             self._place.leave()
             self._place = None
+            self._patience_s = self._limits.first_patience_s
 
     async def _wait_for(self, opening: asyncio.Task[None], notice: Notice) -> None:
         """Wait until the stream is open again, and tell the client so from time to time."""
@@ -238,19 +247,46 @@ class FailoverStream:
         opening.result()
 
     async def _open_again(self, *, was_parked: bool) -> None:
-        if self._place is not None:
+        while self._place is not None:
             await self._place.wait_for_turn()
+            taken = await self._offer(self._place)
+            if taken is not None:
+                self._begin(taken)
+                return
         self._begin(await self._retries.until_taken(self._send_again, was_parked=was_parked))
 
-    async def _send_again(self) -> GenerationStream:
-        """Ask for the rest of the text, and leave the lot if the others must not wait for it."""
+    async def _offer(self, place: ParkedPlace) -> GenerationStream | None:
+        """Offer the parked stream to a replica; None if it waits again, or has left the lot."""
+        try:
+            async with asyncio.timeout(self._patience_s) as timer:
+                taken = await self._send_again()
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            self._patience_s *= 2
+            place.end_turn()
+        except OverloadedError:
+            place.end_turn()
+        except (NoReplicaError, ModelChangedError):
+            self._leave_lot()  # others may be of the version that runs
+        except LOST as error:
+            self._note_offer_lost(error, has_started=isinstance(error, LostAfterStartError))
+        else:
+            place.note_taken(self._limits.first_patience_s)
+            return taken
+        return None
+
+    def _note_offer_lost(self, error: RaystreamError, *, has_started: bool) -> None:
+        """Wait again after a replica to which the parked stream was offered was lost."""
+        assert self._place is not None, "it is offered from its place"
+        self._retries.note_offer_lost(error, has_started=has_started)
         if self._retries.num_deaths:
             self._leave_lot()  # no replica gives a suspect back
-        try:
-            return await self._backend.send(self._resumption())
-        except ModelChangedError:
-            self._leave_lot()  # others may be of the version that runs
-            raise
+        else:
+            self._place.end_turn()
+
+    async def _send_again(self) -> GenerationStream:
+        return await self._backend.send(self._resumption())
 
     def _tell(self, notice: Notice) -> None:
         """Tell the client why it waits."""

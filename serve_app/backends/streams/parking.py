@@ -42,6 +42,7 @@ class ParkedPlace:
     came_s: float
     is_resumed: bool = True
     _turn: asyncio.Event = field(default_factory=asyncio.Event)
+    _patience: asyncio.TimerHandle | None = None  # with the replica that has taken it
 
     async def wait_for_turn(self) -> None:
         """Wait until it is this stream that is offered."""
@@ -51,15 +52,30 @@ class ParkedPlace:
         """Note that it is offered from now on."""
         self._turn.set()
 
+    def note_taken(self, patience_s: float) -> None:
+        """Note that a replica has taken it; if nothing comes for so long, the next is offered.
+
+        It stays with its replica, which may hang, or gather memory for it.
+        """
+        loop = asyncio.get_running_loop()
+        self._patience = loop.call_later(patience_s, self.lot.let_others, self)
+
     def end_turn(self) -> None:
         """Note that it was given back: it waits again, at its place."""
+        self._end_patience()
         if self._turn.is_set():
             self._turn.clear()
             self.lot.take_back(self)
 
     def leave(self) -> None:
         """Give the place up: the stream goes on, or has ended. Leaving twice is harmless."""
+        self._end_patience()
         self.lot.leave(self)
+
+    def _end_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
 
 class ParkingLot:
@@ -140,10 +156,19 @@ class ParkingLot:
 
     def take_back(self, place: ParkedPlace) -> None:
         """Let the one that was offered wait again; the next is offered a little later."""
-        self._offered = None
         self._given_back.add(place)
         self._queue.add(place)
-        self._pause = asyncio.get_running_loop().call_later(self._interval_s, self._end_pause)
+        if place is self._offered:
+            self._offered = None
+        if self._offered is None and self._pause is None:
+            loop = asyncio.get_running_loop()
+            self._pause = loop.call_later(self._interval_s, self._end_pause)
+
+    def let_others(self, place: ParkedPlace) -> None:
+        """Offer the next, though the one that is offered keeps its place."""
+        if place is self._offered:
+            self._offered = None
+            self._offer_next()
 
     def leave(self, place: ParkedPlace) -> None:
         """Drop a stream, if it is still here."""
@@ -152,11 +177,9 @@ class ParkingLot:
         del self._held[place]
         self._given_back.discard(place)
         self._shares.leave(place.claim)
-        if place is self._offered:
-            self._offered = None
-            self._offer_next()
-        else:
+        if place in self._queue:
             self._queue.remove(place)
+        self.let_others(place)
 
     def _rank(self, tenant: str) -> tuple[float, int]:
         return self._shares.counter(tenant), 0  # none has more than its one turn

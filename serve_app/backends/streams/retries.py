@@ -170,7 +170,25 @@ class Retries:
             self._reason = MoveReason.STOPPED
         # Serve cancels the calls of a client that leaves; we may hear of that before it does.
         self._waits_first = not is_death
-        if not is_death or not (has_started or self._num_deaths == 0):
+        self._note_death(error, has_started=has_started, num_gained=num_gained)
+
+    def note_offer_lost(self, error: RaystreamError, *, has_started: bool) -> None:
+        """Note the loss of a replica to which a parked text was offered; it gained nothing there.
+
+        It was to wait anyway, so that is no move. A death counts all the same, and a suspect looks
+        for a replica like one that was lost.
+
+        Args:
+            error: One of `LOST`.
+            has_started: See `note_loss`.
+        """
+        self._note_death(error, has_started=has_started, num_gained=0)
+        if self.num_deaths:
+            self._limit_search()
+            self._reason = MoveReason.LOST
+
+    def _note_death(self, error: RaystreamError, *, has_started: bool, num_gained: int) -> None:
+        if not _is_death(error) or not (has_started or self._num_deaths == 0):
             return
         suspected = self.num_deaths
         if suspected and num_gained < num_tokens_of_probation(suspected):

@@ -7,6 +7,7 @@ import pytest
 
 from deployments.contract.claims import Claim, FairShares
 from deployments.contract.errors import (
+    GenerationAbortedError,
     ModelChangedError,
     OverloadedError,
     OverloadReason,
@@ -193,14 +194,87 @@ async def test_more_parkings_than_moves_are_allowed_do_no_harm() -> None:
     assert len(await read(await model.send(REQUEST))) == 6
 
 
-async def test_a_replica_lost_while_the_stream_is_parked_is_one_move() -> None:
-    fates = [Fate(2, PARKED), Fate(0, ReplicaUnavailableError("gone"))]
+@pytest.mark.parametrize("is_taken", [True, False], ids=["taken", "before it was taken"])
+async def test_replicas_lost_while_the_stream_is_offered_are_no_moves(is_taken: bool) -> None:
+    gone = ReplicaUnavailableError("gone")
+    stopped = GenerationAbortedError("stopped")
+    losses = [Fate(0, each) if is_taken else Fate(opening_error=each) for each in [stopped] * 30]
+    losses.append(Fate(0, gone) if is_taken else Fate(opening_error=gone))
     lot = lot_of()
-    replicas, model, notices = parking(fates, lot)
-    assert len(await read(await model.send(REQUEST))) == 6
-    assert notices == [Notice.PARKED, Notice.MOVED]
-    assert replicas.requests[2].is_parked
+    replicas, model, notices = parking([Fate(2, PARKED), *losses], lot)
+    stream = await model.send(REQUEST)
+    assert len(await read(stream)) == 6
+    assert notices == [Notice.PARKED]
+    assert stream._retries.num_moves == 0  # type: ignore[attr-defined]
+    assert all(each.is_parked for each in replicas.requests[1:])
     assert len(lot) == 0
+
+
+async def test_deaths_of_replicas_to_which_it_is_offered_make_it_a_suspect_which_moves() -> None:
+    gone = ReplicaUnavailableError("gone")
+    lot = lot_of()
+    replicas, model, notices = parking([Fate(2, PARKED), Fate(0, gone), Fate(0, gone)], lot)
+    assert len(await read(await model.send(REQUEST))) == 6
+    assert [each.num_deaths for each in replicas.requests] == [0, 0, 0, 2]
+    assert [each.is_parked for each in replicas.requests] == [False, True, True, False]
+    assert notices == [Notice.PARKED, Notice.MOVED]
+
+
+async def test_an_offer_that_no_replica_answers_in_time_lets_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    advance = stop_clock(monkeypatch)
+    lot = lot_of()
+    never = asyncio.Event()
+    replicas, model, _ = parking([Fate(2, PARKED), Fate(waits_for=never)], lot)
+    reading = asyncio.ensure_future(read(await model.send(REQUEST)))
+    await settle()
+    other = entered(lot)
+    advance(4.9)
+    await settle()
+    assert not has_turn(other)
+    advance(0.2)
+    await settle()
+    assert has_turn(other)
+    assert replicas.num_opening == 0, "the call was cancelled"
+    other.leave()
+    assert len(await reading) == 6
+    assert len(replicas.requests) == 3
+
+
+async def test_a_replica_that_takes_an_offer_and_brings_nothing_keeps_it_while_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    advance = stop_clock(monkeypatch)
+    lot = lot_of()
+    replicas, model, _ = parking([Fate(2, PARKED), Fate(stands_before=2)], lot)
+    stream = await model.send(REQUEST)
+    reading = asyncio.ensure_future(read(stream))
+    await settle()
+    other, third = entered(lot), entered(lot)
+    advance(4.9)
+    await settle()
+    assert not has_turn(other)
+    advance(0.2)
+    await settle()
+    assert has_turn(other)
+    assert (len(lot), replicas.num_open) == (3, 1)
+    other.leave()
+    assert has_turn(third)
+    await stream.aclose()
+    await reading
+    assert len(lot) == 1
+
+
+async def test_one_that_is_given_back_after_others_were_let_go_on_waits_for_them() -> None:
+    lot = lot_of()
+    first, second = entered(lot), entered(lot)
+    lot.let_others(first)
+    assert has_turn(second)
+    first.end_turn()
+    assert not has_turn(first)
+    second.leave()
+    assert has_turn(first)
 
 
 @pytest.mark.parametrize("max_parked", [8, 0], ids=["held", "beyond a full lot"])
