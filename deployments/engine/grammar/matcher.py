@@ -166,7 +166,7 @@ class ReasoningMatcher:
             case _State.ANSWER:
                 return self._matcher.bitmask(barred_token_ids)
             case _State.CHANNEL if self._num_left == 0 and self._tokens.channel is not None:
-                barred = {self._tokens.channel, *barred_token_ids}
+                barred = frozenset((self._tokens.channel, *barred_token_ids))
                 return _clear_bits(self._everything.clone(), barred)
             case _State.CHANNEL | _State.HEADER:
                 return _clear_bits(self._everything.clone(), barred_token_ids)

@@ -243,7 +243,7 @@ async def test_a_strict_function_is_called_by_its_schema_or_not_at_all(
 async def test_a_budget_of_reasoning_binds_unless_a_grammar_does_and_then_a_warning_says_so(
     client: Client,
 ) -> None:
-    ask = {
+    ask: dict[str, Any] = {
         "model": "m",
         "max_tokens": 64,
         "messages": [{"role": "user", "content": "Weather?"}],
