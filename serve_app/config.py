@@ -112,7 +112,9 @@ class LimitsConfig(StrictModel):
     its turn; null sets no limit.
     """
     stall_timeout_s: float | None = Field(default=120, gt=0, allow_inf_nan=False)
-    """Most seconds from one token to the next; null sets no limit."""
+    """Most seconds from one token to the next, without those for which the answer was parked; null
+    sets no limit.
+    """
     total_timeout_s: float | None = Field(default=3600, gt=0, allow_inf_nan=False)
     """Most seconds from a request to the end of its answer; requests to classify, embed or rank
     texts have only this time limit. null sets no limit.

@@ -2,7 +2,8 @@
 
 Wraps a backend, so that every surface keeps the same limits; `api.requests` applies the first-token
 limit to the work before that (images, schemas). The first-token and total limits count from the
-request's arrival; the stall limit counts from each read of the stream. When a limit is exceeded,
+request's arrival; the stall limit counts from each read of the stream, but not while it is parked:
+then nothing has stalled, and its client is told why it waits. When a limit is exceeded,
 the sequence is aborted and the stream raises: a 504 if no headers were sent yet, else an error
 event.
 """
@@ -24,6 +25,7 @@ from deployments.contract.generation import GenerationRequest, GenerationStream,
 from deployments.contract.output import TextDelta
 from deployments.contract.pooling import PoolingRequest
 from serve_app.backends.replicas.backend import AnswerT, Backend, PingRequest
+from serve_app.backends.streams.failover_stream import FailoverStream
 from serve_app.config import LimitsConfig
 from serve_app.http.request_record import seconds_since_arrival
 
@@ -251,7 +253,10 @@ class DeadlineStream:
         """Return the deadline of the current read, or of the next one."""
         if not self._has_tokens:
             return first_deadline(self._limits, self._started_s)
-        return next_deadline(self._limits, self._started_s, self._asked_s)
+        since_s = self._asked_s
+        if isinstance(self._stream, FailoverStream):
+            since_s = max(since_s, self._stream.parked_until_s)
+        return next_deadline(self._limits, self._started_s, since_s)
 
 
 def arrival_s() -> float:

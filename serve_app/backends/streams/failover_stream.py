@@ -81,6 +81,7 @@ class FailoverStream:
         self._lot = lot
         self._place: ParkedPlace | None = None  # while it is parked, until it goes on
         self._parked = ExitStack()  # closing it ends what is counted of that time
+        self._parked_until_s = 0.0
         self._patience_s = limits.first_patience_s  # with a replica to which it is offered
         self._may_park = lot is not None
         self._waited_s = request.claim.waited_s
@@ -129,6 +130,13 @@ class FailoverStream:
                     continue  # the next replica sends them
                 if kept := self._keep(deltas):
                     return kept
+
+    @property
+    def parked_until_s(self) -> float:
+        """When it last stopped waiting for an offer, by the loop's clock; now while it waits."""
+        if self._place is not None and not self._place.is_offered:
+            self._parked_until_s = self._now_s()
+        return self._parked_until_s
 
     async def aclose(self) -> None:
         """Abort the sequence unless it has ended, wherever it is; closing twice is harmless."""
@@ -249,6 +257,7 @@ class FailoverStream:
     async def _open_again(self, *, was_parked: bool) -> None:
         while self._place is not None:
             await self._place.wait_for_turn()
+            self._parked_until_s = self._now_s()
             taken = await self._offer(self._place)
             if taken is not None:
                 self._begin(taken)

@@ -44,6 +44,11 @@ class ParkedPlace:
     _turn: asyncio.Event = field(default_factory=asyncio.Event)
     _patience: asyncio.TimerHandle | None = None  # with the replica that has taken it
 
+    @property
+    def is_offered(self) -> bool:
+        """Whether it is offered, and was not given back since."""
+        return self._turn.is_set()
+
     async def wait_for_turn(self) -> None:
         """Wait until it is this stream that is offered."""
         await self._turn.wait()
@@ -63,7 +68,7 @@ class ParkedPlace:
     def end_turn(self) -> None:
         """Note that it was given back: it waits again, at its place."""
         self._end_patience()
-        if self._turn.is_set():
+        if self.is_offered:
             self._turn.clear()
             self.lot.take_back(self)
 

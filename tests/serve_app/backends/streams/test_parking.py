@@ -12,6 +12,8 @@ from deployments.contract.errors import (
     OverloadedError,
     OverloadReason,
     ReplicaUnavailableError,
+    StallTimeoutError,
+    TotalTimeoutError,
 )
 from deployments.contract.generation import (
     PROBATION_TOKENS_AGAIN,
@@ -20,9 +22,11 @@ from deployments.contract.generation import (
 )
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.replicas.replica_errors import ParkedError
+from serve_app.backends.streams.deadlines import Deadlines
 from serve_app.backends.streams.failover import Failover
 from serve_app.backends.streams.parking import OFFER_INTERVAL_S, ParkedPlace, ParkingLot
 from serve_app.backends.streams.retries import FailoverLimits
+from serve_app.config import LimitsConfig
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from serve_app.http.stream_notices import Notice
 from tests.serve_app.backends.fake_replicas import Fate, Replicas
@@ -368,6 +372,61 @@ async def test_a_stream_that_is_closed_while_it_is_parked_is_never_offered(
     await settle()
     assert len(replicas.requests) == 1
     assert replicas.num_open == 0
+
+
+async def test_a_stream_that_is_parked_does_not_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = stop_clock(monkeypatch)
+    lot = lot_of()
+    blocking = entered(lot)
+    _, model, _ = parking([Fate(2, PARKED)], lot)
+    limits = LimitsConfig(stall_timeout_s=3, total_timeout_s=100)
+    reading = asyncio.ensure_future(read(await Deadlines(model, limits).send(REQUEST)))
+    for _ in range(10):
+        await settle()
+        advance(2)
+    await settle()
+    assert not reading.done()
+    blocking.leave()
+    assert len(await reading) == 6
+
+
+async def test_a_stream_that_a_replica_has_taken_from_the_lot_may_stall(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    advance = stop_clock(monkeypatch)
+    lot = lot_of()
+    blocking = entered(lot)
+    replicas, model, _ = parking([Fate(2, PARKED), Fate(stands_before=2)], lot)
+    limits = LimitsConfig(stall_timeout_s=30, total_timeout_s=100)
+    reading = asyncio.ensure_future(read(await Deadlines(model, limits).send(REQUEST)))
+    await settle()
+    advance(40)
+    await settle()
+    blocking.leave()
+    await settle()
+    advance(29)
+    await settle()
+    assert not reading.done()
+    advance(2)
+    with pytest.raises(StallTimeoutError):
+        await reading
+    assert (len(lot), replicas.num_open) == (0, 0)
+
+
+async def test_the_total_time_goes_on_while_a_stream_is_parked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    advance = stop_clock(monkeypatch)
+    lot = lot_of()
+    entered(lot)
+    _, model, _ = parking([Fate(2, PARKED)], lot)
+    limits = LimitsConfig(stall_timeout_s=3, total_timeout_s=100)
+    reading = asyncio.ensure_future(read(await Deadlines(model, limits).send(REQUEST)))
+    await settle()
+    advance(101)
+    with pytest.raises(TotalTimeoutError):
+        await reading
+    assert len(lot) == 1
 
 
 async def test_the_next_replica_learns_how_long_the_stream_has_waited(
