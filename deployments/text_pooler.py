@@ -115,9 +115,7 @@ class TextPooler(PoolerReplica):
         config = load_config(spec.source, revision=spec.entry.revision)
         self._plan = plan_share(spec, config, self._device, is_pooler=True)
         log_sizes(self._plan)
-        self._device_worker = DeviceWorker(
-            self._place, self._queue, self._plan.sizes.max_batched_tokens, self._hand_over
-        )
+        self._device_worker = DeviceWorker(self._place, self._queue, self._hand_over)
         return self._device_worker
 
     def _start_worker(self) -> PoolerFacts:
@@ -148,7 +146,7 @@ def place_pooler(
         UnsupportedModelError: The model can't be served; one line says why.
         DeviceMemoryError: The share of the device is too small.
     """
-    entry, source, sizes = plan.spec.entry, plan.spec.source, plan.sizes
+    entry, source = plan.spec.entry, plan.spec.source
     load = partial(
         load_pooler,
         source,
@@ -156,44 +154,52 @@ def place_pooler(
         revision=entry.revision,
         dtype=plan.dtype,
         device=device.torch_device,
-        max_model_len=sizes.max_model_len,
+        max_model_len=plan.sizes.max_model_len,
     )
     loaded, plan, num_threads = load_onto_share(
         plan, device, load, end_phase, progress, LARGE_MODEL_BYTES
     )
+    if loaded.layout != "packed" and entry.max_batched_tokens == "auto":
+        plan = plan.for_unpacked_texts()
+        log_sizes(plan)
+    max_batched_tokens = plan.sizes.max_batched_tokens
     num_lanes = choose_num_lanes(loaded.model, device.torch_device, num_threads)
     # A lane of a GPU waits for the batch before its own, too.
     num_batches = 1 if device.torch_device.type == "cpu" else num_lanes
     max_batch_s = num_batches * max_work_s(
         loaded.num_weight_bytes,
-        max(sizes.max_batched_tokens, loaded.max_model_len),
+        max(max_batched_tokens, loaded.max_model_len),
         device.torch_device.type,
     )
     probe = loaded.probes.of_length(1)
-    pooler = PoolingModel(loaded.model, loaded.layout, probe, num_lanes, max_batch_s)
+    pooler = PoolingModel(
+        loaded.model,
+        loaded.layout,
+        probe,
+        num_lanes,
+        max_batch_s,
+        max_batched_tokens=max_batched_tokens,
+    )
     with require_memory(plan):
-        warm_up(pooler, loaded, source, sizes.max_batched_tokens)
+        warm_up(pooler, loaded, source)
     end_phase("warm-up")
     measured = measure_memory(device, loaded.num_weight_bytes)
     return PlacedPooler(pooler, loaded, plan, num_threads, measured)
 
 
-def warm_up(
-    pooler: PoolingModel, loaded: LoadedPooler, source: str, max_batched_tokens: int
-) -> None:
+def warm_up(pooler: PoolingModel, loaded: LoadedPooler, source: str) -> None:
     """Run the shortest text, the largest micro-batch and, with one label, a pair of texts.
 
     Args:
         pooler: The model.
         loaded: The loaded model that it was made from.
         source: Names it in errors.
-        max_batched_tokens: The most tokens of a micro-batch.
 
     Raises:
         UnsupportedModelError: The model fails on one of them, or gives no finite numbers.
     """
     longest = loaded.probes.of_length(loaded.max_model_len)
-    num_longest = max(1, max_batched_tokens // len(longest))
+    num_longest = max(1, pooler.max_batched_tokens // len(longest))
     for sequences in ((pooler.probe,), (longest,) * num_longest):
         _try(pooler, loaded, source, f"a text of {len(sequences[0])} tokens", sequences)
     if len(loaded.labels) != 1:

@@ -39,7 +39,12 @@ class _FakeModel(PoolingModel):
 
     def __init__(self, stock: PoolingModel, device: FakeDevice) -> None:
         """Take the place of a model, with its layout and its probe."""
-        super().__init__(stock._model, stock.layout, stock.probe)
+        super().__init__(
+            stock._model,
+            stock.layout,
+            stock.probe,
+            max_batched_tokens=stock.max_batched_tokens,
+        )
         self._fake = device
 
     def __call__(

@@ -126,7 +126,13 @@ def our_runs(folder: str) -> Iterator[tuple[Run, Run]]:
     num_threads = torch.get_num_threads()
     num_lanes = choose_num_lanes(loaded.model, torch.device("cpu"), num_threads)
     encoder = TextEncoder(loaded.tokenizer, loaded.max_model_len)
-    classifier = PoolingModel(loaded.model, loaded.layout, loaded.probes.of_length(1), num_lanes)
+    classifier = PoolingModel(
+        loaded.model,
+        loaded.layout,
+        loaded.probes.of_length(1),
+        num_lanes,
+        max_batched_tokens=MAX_BATCHED_TOKENS,
+    )
     if classifier.layout != "packed":
         raise RuntimeError("the model could not be packed; the log says why")
     queue = RequestQueue(QueueLimits(NO_LIMIT, None))
@@ -135,7 +141,7 @@ def our_runs(folder: str) -> Iterator[tuple[Run, Run]]:
         torch.set_num_threads(num_threads)  # a new thread takes the number that any thread set last
         return classifier
 
-    worker = DeviceWorker(place, queue, MAX_BATCHED_TOKENS, lambda stats: None)
+    worker = DeviceWorker(place, queue, lambda stats: None)
 
     def encoded(texts: Sequence[str]) -> tuple[TokenIds, ...]:
         (found,) = encoder.encode([PoolingRequest("offline", tuple(texts))])

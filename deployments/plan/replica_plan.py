@@ -229,6 +229,21 @@ class ReplicaPlan:
             spec, self.shape, device, is_pooler=self.is_pooler, weight_bytes=weight_bytes
         )
 
+    def for_unpacked_texts(self) -> "ReplicaPlan":
+        """Return a pooler's plan with micro-batches for texts that aren't packed.
+
+        Only the loaded model shows whether it packs texts. Attention of one that doesn't may hold
+        all scores of a micro-batch, which are in no plan and grow with it.
+        """
+        num_tokens = min(self.sizes.max_batched_tokens, POOLER_STEP_TOKENS)
+        if num_tokens == self.sizes.max_batched_tokens:
+            return self
+        sizes = replace(self.sizes, max_batched_tokens=num_tokens)
+        smaller = replace(self, sizes=sizes).with_weights(
+            self.demand.weight_bytes, self.device.foreign_bytes
+        )
+        return replace(smaller, reasons=(("max_batched_tokens", "texts are not packed"),))
+
 
 def plan_replica(
     spec: ModelSpec,

@@ -59,6 +59,11 @@ class Pooler(Protocol):
         ...
 
     @property
+    def max_batched_tokens(self) -> int:
+        """The most tokens of a micro-batch; a longer text runs by itself."""
+        ...
+
+    @property
     def max_batch_s(self) -> float:
         """Seconds after which a micro-batch can only hang."""
         ...
@@ -86,7 +91,6 @@ class DeviceWorker:
         self,
         make_pooler: Callable[[], Pooler],
         queue: RequestQueue,
-        max_batched_tokens: int,
         on_batch: Callable[[BatchStats], None],
     ) -> None:
         """Prepare the thread; `start` starts it.
@@ -95,14 +99,13 @@ class DeviceWorker:
             make_pooler: Called once, on the thread; it sets how many threads torch computes
                 with.
             queue: The waiting requests; the worker closes the queue when it ends.
-            max_batched_tokens: The most tokens of a micro-batch; a longer text runs by itself.
             on_batch: Called after each micro-batch on its thread, never concurrently.
         """
         self.num_batches = 0
         self.failure: BaseException | None = None
         self._make_pooler = make_pooler
         self._queue = queue
-        self._budget = TokenBudget(max_batched_tokens)
+        self._budget: TokenBudget  # once the model is made
         self._on_batch = on_batch
         self._lock = threading.Lock()
         self._pings: deque[Future[None]] = deque()
@@ -162,6 +165,7 @@ class DeviceWorker:
             self._pooler.set_exception(error)
             self._answer_pings(_dead())
             return
+        self._budget = TokenBudget(pooler.max_batched_tokens)
         lanes = Lanes(
             self._queue,
             self._budget,

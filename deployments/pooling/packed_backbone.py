@@ -200,6 +200,9 @@ def pack(model: TextModel, texts: Sequence[Sequence[int]]) -> bool:
     Args:
         model: A model with stock attention, in evaluation mode.
         texts: Texts to try; their lengths should differ, and one should exceed the model's window.
+
+    Raises:
+        RuntimeError: Memory ran out, or the device is lost; neither says that it can't.
     """
     backbone, attention = model.base_model, model.config._attn_implementation
     config = model.config.get_text_config()
@@ -212,7 +215,9 @@ def pack(model: TextModel, texts: Sequence[Sequence[int]]) -> bool:
         model.set_attn_implementation(ATTENTION_NAME)
         setattr(model, model.base_model_prefix, PackedBackbone(backbone))
         together = _hidden_and_rows(model, *pad(sequences, config.pad_token_id))
-    except Exception as error:  # noqa: BLE001 - a model's own code may raise anything
+    except Exception as error:  # a model's own code may raise anything
+        if is_fatal(error) or is_out_of_memory(error):
+            raise
         reason = f"{type(error).__name__}: {error}"
     else:
         hidden, rows = together

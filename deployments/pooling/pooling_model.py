@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig
 from deployments.compute.host_to_device import fetch, pin
 from deployments.compute.work_watch import LEAST_S
 from deployments.contract.unsupported_model import UnsupportedModelError
+from deployments.plan.replica_plan import POOLER_STEP_TOKENS
 from deployments.pooling.embedder import Embedder
 from deployments.pooling.packed_backbone import Packing, TextModel, known, pad, rows_of
 from deployments.pooling.request_queue import TokenIds
@@ -44,6 +45,8 @@ class PoolingModel:
         probe: TokenIds,
         num_lanes: int = 1,
         max_batch_s: float = LEAST_S,
+        *,
+        max_batched_tokens: int = POOLER_STEP_TOKENS,
     ) -> None:
         """Wrap a model.
 
@@ -53,6 +56,7 @@ class PoolingModel:
             probe: A short text that the model accepts.
             num_lanes: How many threads may run batches at once.
             max_batch_s: Seconds after which a batch can only hang.
+            max_batched_tokens: The most tokens of a batch; a longer text runs by itself.
         """
         self._model = model
         self._launching = Lock()
@@ -63,6 +67,7 @@ class PoolingModel:
         self.probe = probe
         self.num_lanes = num_lanes
         self.max_batch_s = max_batch_s
+        self.max_batched_tokens = max_batched_tokens
 
     @property
     def is_padded(self) -> bool:

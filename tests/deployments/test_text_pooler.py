@@ -31,7 +31,9 @@ from deployments.contract.telemetry.tracing import (
 )
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.plan.memory_budget import DeviceMemoryError
+from deployments.plan.replica_plan import ReplicaPlan
 from deployments.pooler_replica import MAX_BATCH_SIZE
+from deployments.replica.device_share import plan_share
 from deployments.text_pooler import TextPooler
 from tests.deployments.tiny_folder import spec
 from tests.failing import failing
@@ -364,6 +366,33 @@ def test_a_micro_batch_that_does_not_fit_fails_at_the_start(
     )
     with pytest.raises(DeviceMemoryError, match="lower max_batched_tokens or max_model_len"):
         TextPooler(spec(folder))
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "expected"),
+    [("roberta", "auto", 16_384), ("mpnet", "auto", 2048), ("mpnet", 16_384, 16_384)],
+)
+def test_auto_batches_are_large_only_if_the_model_packs_its_texts(
+    family: str,
+    given: int | str,
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def planned_as_on_a_gpu(*args: Any, **options: Any) -> ReplicaPlan:
+        plan = plan_share(*args, **options)
+        return replace(plan, sizes=replace(plan.sizes, max_batched_tokens=16_384))
+
+    monkeypatch.setattr("deployments.text_pooler.plan_share", planned_as_on_a_gpu)
+    save_classifier(tmp_path, MODELS[family]())
+    made = TextPooler(spec(tmp_path, max_batched_tokens=given))
+    try:
+        assert made._device_worker._budget.max_tokens == expected
+        assert made._facts.memory.max_batched_tokens == expected
+        in_step = made._placed.plan.demand.activation_bytes
+        assert in_step == made._placed.plan.with_weights(1, 0).demand.activation_bytes
+    finally:
+        made.__del__()
 
 
 def test_a_model_with_one_label_that_fails_on_pairs_is_refused_at_the_start(

@@ -28,6 +28,7 @@ class GatedDevice:
 
     device = torch.device("cpu")
     num_lanes = 1
+    max_batched_tokens = 1000
     probe = (0,)
     max_batch_s = 1e9
 
@@ -79,9 +80,8 @@ class Replica:
         self.queue = RequestQueue(QueueLimits(1000, None))
         self.stats: list[BatchStats] = []
         self.stack = ExitStack()
-        self.worker = DeviceWorker(
-            lambda: on_two_threads(device), self.queue, max_batched_tokens, self.stats.append
-        )
+        device.max_batched_tokens = max_batched_tokens
+        self.worker = DeviceWorker(lambda: on_two_threads(device), self.queue, self.stats.append)
         self.worker.start().result(DEADLINE_S)
 
     def ask(self, *texts: TokenIds) -> Job:
@@ -261,7 +261,7 @@ def test_a_ping_is_answered_when_all_requests_taken_with_it_are_abandoned(
         if not pings:
             pings.append(worker.ping())
 
-    worker = DeviceWorker(lambda: device, queue, 1000, ping_once)
+    worker = DeviceWorker(lambda: device, queue, ping_once)
     worker.start().result(DEADLINE_S)
     device.is_open = False
     with queue.place() as job, queue.place() as gone:
@@ -293,7 +293,7 @@ class LatePinger(DeviceWorker):
 def test_a_ping_between_the_thread_s_last_answers_and_its_end_is_answered(
     device: GatedDevice,
 ) -> None:
-    worker = LatePinger(lambda: device, RequestQueue(QueueLimits(1, None)), 1000, lambda _: None)
+    worker = LatePinger(lambda: device, RequestQueue(QueueLimits(1, None)), lambda _: None)
     worker.start().result(DEADLINE_S)
     worker.stop()
     assert worker.late is not None
@@ -369,7 +369,7 @@ def test_a_worker_that_hangs_is_abandoned_and_its_requests_fail(device: GatedDev
 
 def test_the_error_of_loading_the_model_is_passed_on() -> None:
     queue = RequestQueue(QueueLimits(1, None))
-    worker = DeviceWorker(failing(ValueError("no such folder")), queue, 1, lambda _: None)
+    worker = DeviceWorker(failing(ValueError("no such folder")), queue, lambda _: None)
     with pytest.raises(ValueError, match="no such folder"):
         worker.start().result(DEADLINE_S)
     assert queue.is_closed

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from deployments.pooling.model_loader import prepare
+from deployments.pooling.packed_backbone import PackedBackbone
 from deployments.pooling.pooling_model import PoolingModel, choose_activation
 from deployments.pooling.probe_texts import ProbeTexts
+from tests.failing import failing
 from tests.pooling.tiny_classifiers import LAYOUTS, MODELS, SHAPE, roberta
 from tests.pooling.tiny_folder import framing_tokenizer
 
@@ -49,6 +51,17 @@ def alone(name: str, sequence: tuple[int, ...]) -> torch.Tensor:
 def test_each_architecture_gets_the_fastest_layout_that_is_correct(name: str) -> None:
     assert classifier(name).layout == LAYOUTS.get(name, "packed")
     assert classifier(name)([classifier(name).probe]).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("out of memory"), torch.AcceleratorError("illegal access")]
+)
+def test_short_memory_and_a_lost_device_do_not_show_that_a_model_is_to_be_padded(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PackedBackbone, "forward", failing(error))
+    with pytest.raises(type(error)):
+        prepared(roberta())
 
 
 def test_that_texts_run_one_by_one_is_logged_with_the_reason(
