@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing, closing
+from contextlib import ExitStack, aclosing, closing
 from dataclasses import replace
 from math import inf
 from typing import TypeVar, TypeVarTuple
@@ -54,6 +54,7 @@ from deployments.generator.admission.run_estimate import Permit
 from deployments.generator.context_length import fit_length, prompt_field
 from deployments.generator.description import describe_model
 from deployments.generator.fingerprint import content_digest, model_folder, system_fingerprint
+from deployments.generator.image_prompts import ImagePrompts, has_images
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from deployments.generator.text_engine import EngineFacts, TextEngine
 from deployments.plan.replica_report import MAX_REPORTED_TENANTS, Waits, WorkCounts
@@ -102,7 +103,9 @@ class GeneratorReplica(ModelReplica):
             facts.processor,
             self._spec.entry.reasoning_parser,
             vocab_size=facts.vocab_size,
+            max_model_len=facts.limits.max_model_len,
         )
+        self._images = ImagePrompts(self._encoder, max_num_calls=MAX_NUM_TOKEN_CALLS)
         # Calls of `tokenize` queue here, so that prompts to be answered don't wait for them.
         self._token_executor = BoundedExecutor(self._encoding, 1, MAX_NUM_TOKEN_CALLS, "prompts")
         self._admission = Admission(
@@ -182,16 +185,21 @@ class GeneratorReplica(ModelReplica):
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizedPrompt | Refused:
         """Return a prompt's tokens; see `PromptEncoder.tokenize`."""
-        return await self._run_tokenizer(self._encoder.tokenize, request)
+        return await self._run_tokenizer(
+            self._encoder.tokenize, request, has_images=self._has_images(request)
+        )
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str | Refused:
         """Return the text of tokens; see `PromptEncoder.detokenize`."""
         return await self._run_tokenizer(self._encoder.detokenize, token_ids)
 
-    async def _run_tokenizer(self, work: Callable[[*Ts], T], *args: *Ts) -> T | Refused:
+    async def _run_tokenizer(
+        self, work: Callable[[*Ts], T], *args: *Ts, has_images: bool = False
+    ) -> T | Refused:
         self._note_use()
+        executor = self._images if has_images else self._token_executor
         try:
-            return await self._token_executor.run(work, *args)
+            return await executor.run(work, *args)
         except REFUSALS as error:
             return Refused(error, self._replica_id)
 
@@ -236,7 +244,7 @@ class GeneratorReplica(ModelReplica):
                 yield [Refused(changed, self._replica_id)]
                 return
             try:
-                with self._admission.permit(request) as permit:
+                with self._admission.permit(request) as permit, ExitStack() as held:
                     if request.num_deaths:
                         # Otherwise it could be blamed for a death while it waits.
                         await permit.wait_for_turn()
@@ -248,7 +256,7 @@ class GeneratorReplica(ModelReplica):
                                 if not await go_ahead.is_given():
                                     return
                         async with aclosing(
-                            self._generate(request, permit, probation, span)
+                            self._generate(request, permit, probation, span, held)
                         ) as events:
                             async for ready in events:
                                 yield ready
@@ -263,9 +271,13 @@ class GeneratorReplica(ModelReplica):
         permit: Permit,
         probation: Probation,
         span: ModelSpan | None,
+        held: ExitStack,
     ) -> AsyncGenerator[list[GenerationEvent], None]:
         arrived_s = time.monotonic() - request.elapsed_s
-        encoded = await self._encode(request)
+        if self._has_images(request):
+            encoded = await self._images.encode(request, held)
+        else:
+            encoded = await self._encode(request)
         if isinstance(encoded, RaystreamError):
             raise encoded
         try:
@@ -364,6 +376,10 @@ class GeneratorReplica(ModelReplica):
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._encoding, self._encoder.encode, requests)
 
+    def _has_images(self, request: GenerationRequest | TokenizeRequest) -> bool:
+        """Return whether the model has to read images for a request."""
+        return self._facts.processor is not None and has_images(request.prompt)
+
     async def _compile_grammar(self, sequence: SequenceRequest) -> SequenceRequest:
         """Compile a sequence's grammar, if it has one, off the event loop and the engine's thread.
 
@@ -378,6 +394,8 @@ class GeneratorReplica(ModelReplica):
     def _stop(self) -> None:
         if hasattr(self, "_engine"):
             self._engine.stop()
+        if hasattr(self, "_images"):
+            self._images.close()
         if hasattr(self, "_compiling"):
             self._compiling.shutdown(wait=False)
 

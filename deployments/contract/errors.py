@@ -124,11 +124,13 @@ class WrongTaskError(InvalidRequestError):
 
 
 class OverloadReason(StrEnum):
-    """The limit that a refused request would exceed: a setting's name, but for the last."""
+    """The limit that a refused request would exceed: a setting's name, but for the last two."""
 
     REQUESTS = "max_queued_requests"
     TOKENS = "max_queued_tokens"
     PARKED = "max_parked"
+    IMAGES = "images"
+    """What the replica's requests hold of images fills the part of the host's memory for them."""
     LOADING = "loading"
     """Too many requests wait for the model's first replica."""
 

@@ -59,6 +59,21 @@ def _prompt_too_long(
     )
 
 
+def require_images_fit(num_tokens: int, max_model_len: int) -> None:
+    """Refuse images that leave no token for an answer, whatever the text beside them.
+
+    Raises:
+        ContextLengthExceededError: They take `max_model_len` tokens or more.
+    """
+    if num_tokens >= max_model_len:
+        raise ContextLengthExceededError(
+            f"This model's maximum context length is {max_model_len} tokens. However, the images "
+            f"in your messages resulted in {num_tokens} tokens, and the answer needs at least one. "
+            "Please send smaller or fewer images.",
+            "messages",
+        )
+
+
 def _length_too_long(
     request: GenerationRequest, param: str, num_prompt_tokens: int, max_model_len: int
 ) -> ContextLengthExceededError:

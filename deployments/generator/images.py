@@ -9,7 +9,8 @@ Only four decoders may open a file, whatever the ingress lets through.
 
 import struct
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from io import BytesIO
 from types import MappingProxyType
 from typing import Final
@@ -55,11 +56,28 @@ def decode_image(data: bytes) -> Image.Image:
     Raises:
         InvalidImageError: The image can't be decoded; the message does not repeat the decoder's.
     """
+    with _reading(data) as image:
+        return _upright(_on_white(image), image)
+
+
+def image_size(data: bytes) -> tuple[int, int]:
+    """Return an image's height and width as its file has them; no pixel is decoded.
+
+    Raises:
+        InvalidImageError: See `decode_image`.
+    """
+    with _reading(data) as image:
+        return image.height, image.width
+
+
+@contextmanager
+def _reading(data: bytes) -> Iterator[ImageFile.ImageFile]:
+    """Open an image; what fails while it is read becomes `InvalidImageError`."""
     try:
         image = Image.open(BytesIO(data), formats=IMAGE_FORMATS)
         if image.width * image.height > MAX_IMAGE_PIXELS:
             raise InvalidImageError(f"an image has more than {MAX_IMAGE_PIXELS} pixels")
-        return _upright(_on_white(image), image)
+        yield image
     except InvalidImageError:
         raise
     except Exception as error:  # Pillow's decoders raise anything for broken files

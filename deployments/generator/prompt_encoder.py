@@ -3,14 +3,19 @@
 The texts of a micro-batch are tokenized together; prompts with images go through the model's
 processor one by one. A request that can't be encoded gets its own error and does not affect the
 others.
+
+A text is tokenized in milliseconds, and an image may take seconds. So `encode` may run on two
+threads at once, one of them for prompts with images; they share only the tokenizer, in turns.
 """
 
+import copy
 import hashlib
 import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from threading import Lock
+from typing import Any, Final, Self
 
 import torch
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
@@ -26,7 +31,8 @@ from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.generation import GenerationRequest, TokenizedPrompt, TokenizeRequest
 from deployments.contract.messages import ChatMessage, ImagePart, TemplatePairs, Tool
 from deployments.generator.chat_template import ChatTemplate
-from deployments.generator.images import decode_image
+from deployments.generator.context_length import require_images_fit
+from deployments.generator.images import decode_image, image_size
 from deployments.generator.reasoning import choose_reasoning_format
 
 logger = logging.getLogger("ray.serve")
@@ -73,6 +79,24 @@ class RenderedPrompt:
     reasoning: PromptReasoning = PromptReasoning.OPEN
 
 
+class _SharedTokenizer:
+    """A processor's tokenizer whose calls take turns with others: each sets it up anew."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, turn: Lock) -> None:
+        """Wrap a tokenizer; `turn` is held during each call."""
+        self._tokenizer = tokenizer
+        self._turn = turn
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Tokenize, as the tokenizer does."""
+        with self._turn:
+            return self._tokenizer(*args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the tokenizer."""
+        return getattr(self._tokenizer, name)
+
+
 class PromptEncoder:
     """Encodes prompts for one model.
 
@@ -88,6 +112,7 @@ class PromptEncoder:
         reasoning_parser: str = "none",
         *,
         vocab_size: int | None = None,
+        max_model_len: int | None = None,
     ) -> None:
         """Prepare to encode for a model.
 
@@ -96,13 +121,20 @@ class PromptEncoder:
             processor: The model's processor; None means that it takes no images.
             reasoning_parser: See `ModelSpec`.
             vocab_size: The number of tokens that the model has embeddings for; None: enough.
+            max_model_len: The most tokens of a sequence; images that take as many are refused
+                unread. None: no limit.
 
         Raises:
             UnsupportedModelError: See `ChatTemplate`, `choose_reasoning_format` and
                 `require_embeddings`.
         """
         self._tokenizer = tokenizer
+        self._turn = Lock()  # the tokenizer's
         self._processor = processor
+        if processor is not None:
+            self._processor = copy.copy(processor)
+            self._processor.tokenizer = _SharedTokenizer(processor.tokenizer, self._turn)
+        self._max_model_len = max_model_len
         self.template = ChatTemplate(tokenizer, processor)
         self.reasoning_format = choose_reasoning_format(reasoning_parser, self.template, tokenizer)
         if vocab_size is not None:
@@ -119,7 +151,10 @@ class PromptEncoder:
         )
 
     def encode(self, requests: Sequence[GenerationRequest]) -> list[EncodedPrompt | RaystreamError]:
-        """Encode requests together; each gets its prompt or its own error."""
+        """Encode requests together; each gets its prompt or its own error.
+
+        Thread-safe.
+        """
         rendered = [self._render(request) for request in requests]
         texts = {
             i: prompt
@@ -170,7 +205,9 @@ class PromptEncoder:
         return encoded.token_ids
 
     def _encode_text(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        return tuple(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+        with self._turn:
+            encoded = self._tokenizer(text, add_special_tokens=add_special_tokens)
+        return tuple(encoded["input_ids"])
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, including special ones.
@@ -258,7 +295,8 @@ class PromptEncoder:
         for is_plain in (True, False):
             texts = {i: p.text for i, p in prompts.items() if p.is_plain is is_plain}
             if texts:
-                encoded = self._tokenizer(list(texts.values()), add_special_tokens=is_plain)
+                with self._turn:
+                    encoded = self._tokenizer(list(texts.values()), add_special_tokens=is_plain)
                 token_ids |= zip(texts, map(tuple, encoded["input_ids"]), strict=True)
         return token_ids
 
@@ -267,16 +305,16 @@ class PromptEncoder:
     ) -> EncodedPrompt | RaystreamError:
         assert self._processor is not None
         try:
+            self._require_fit([image_size(data) for data in prompt.images])
             images = [decode_image(data) for data in prompt.images]
-        except InvalidImageError as error:
-            return error
-        try:
             inputs = self._processor(
                 text=[prompt.text],
                 images=[images],
                 return_tensors="pt",
                 text_kwargs={"add_special_tokens": add_special_tokens},
             )
+        except InvalidRequestError as error:
+            return error
         except ValueError:
             return InvalidImageError("the model can't take an image of this shape", "messages")
         except Exception as error:  # noqa: BLE001 - a model's own processor may raise anything
@@ -288,6 +326,22 @@ class PromptEncoder:
             prompt.reasoning,
             _digest_of(token_ids, prompt.images),
         )
+
+    def _require_fit(self, sizes: Sequence[tuple[int, int]]) -> None:
+        """Refuse images whose tokens alone are too many, by their heights and widths.
+
+        The work and the memory of preparing an image grow with its tokens: a PNG of 37 KB can
+        become 294 MiB of Qwen2.5-VL's patches.
+
+        Raises:
+            ContextLengthExceededError: See `require_images_fit`.
+            ValueError: The model can't take an image of such a shape.
+        """
+        # Private, but what transformers' own users with other engines count by.
+        count = getattr(self._processor, "_get_num_multimodal_tokens", None)
+        if self._max_model_len is not None and count is not None:
+            found = count(image_sizes=[list(size) for size in sizes]).num_image_tokens
+            require_images_fit(sum(found), self._max_model_len)
 
 
 def _digest_of(token_ids: Sequence[int], images: Sequence[bytes] = ()) -> bytes:

@@ -1,6 +1,8 @@
 """Qwen2.5-VL from its files to an answer: an image takes as many tokens as its size asks for."""
 
+import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,11 +10,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from deployments.contract.errors import InvalidImageError
+from deployments.contract.errors import ContextLengthExceededError, InvalidImageError
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.messages import ChatMessage, ImagePart, TextPart
 from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.model.loader import load_text_side
+from deployments.generator import prompt_encoder
+from deployments.generator.images import decode_image
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from deployments.text_generator import TextGenerator
 from serve_app.config import AppConfig
@@ -24,6 +28,7 @@ from tests.engine.tiny_models import (
     generate,
     qwen2_5_vl,
 )
+from tests.failing import failing
 from tests.images import data_uri, png
 from tests.serve_app.apps import AppClient
 from tests.serve_app.local_replica import local_client, local_generator
@@ -94,6 +99,40 @@ def test_an_image_of_a_shape_that_the_model_can_not_take_is_refused(encoder: Pro
     request = GenerationRequest("r", (ChatMessage("user", (line,)),), SamplingParams())
     (error,) = encoder.encode([request])
     assert isinstance(error, InvalidImageError)
+
+
+def test_images_of_too_many_tokens_are_refused_before_any_is_decoded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, processor, _ = load_text_side(str(folder), revision=None)
+    monkeypatch.setattr(prompt_encoder, "decode_image", failing(AssertionError("was decoded")))
+    encoder = PromptEncoder(tokenizer, processor, max_model_len=12)
+    wide = ChatMessage("user", (ImagePart(png(WIDE)), ImagePart(png(WIDE))))
+    (error,) = encoder.encode([GenerationRequest("r", (wide,), SamplingParams())])
+    assert isinstance(error, ContextLengthExceededError)
+    assert "12 tokens" in error.message
+
+
+async def test_a_text_is_answered_while_an_image_is_prepared(
+    client: AppClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_reached, is_open = threading.Event(), threading.Event()
+
+    def wait(data: bytes) -> Image.Image:
+        is_reached.set()
+        assert is_open.wait(30)
+        return decode_image(data)
+
+    monkeypatch.setattr(prompt_encoder, "decode_image", wait)
+    images = asyncio.create_task(client.ask("/v1/chat/completions", asked(SMALL)))
+    try:
+        assert await asyncio.to_thread(is_reached.wait, 30)
+        text = await asyncio.wait_for(client.ask("/v1/chat/completions", asked()), 30)
+        assert text.status_code == 200
+        assert not images.done()
+    finally:
+        is_open.set()
+    assert (await images).status_code == 200
 
 
 @pytest.fixture(scope="module")
