@@ -40,6 +40,9 @@ OUTSIDE_BYTES = 512 * 2**20
 are loaded, and libraries' workspaces. An estimate from the field (300 to 500 MB); what a replica
 has measured is in its report."""
 
+POOLER_STEP_TOKENS = 2048
+"""Tokens of a micro-batch of texts, unless a GPU packs them."""
+
 TYPICAL_TOKENS = 2048
 """The length of sequences for which short memory is divided among groups."""
 

@@ -20,6 +20,7 @@ from deployments.contract.model_spec import MAX_AUTO_SEQS, ModelSpec, number
 from deployments.plan.graph_sizes import MAX_GRAPHS
 from deployments.plan.memory_budget import (
     GIB,
+    POOLER_STEP_TOKENS,
     TYPICAL_TOKENS,
     DeviceMemoryError,
     KVPlan,
@@ -43,7 +44,6 @@ TOKENS_PER_AUTO_SEQ: Final = 1024
 
 GPU_STEP_TOKENS: Final = 2048
 CPU_STEP_TOKENS: Final = 512
-POOLER_STEP_TOKENS: Final = 2048
 POOLER_GPU_STEPS: Final = (16_384, 8192, 4096)
 """What `max_batched_tokens: auto` means: it fills a step of a GPU, and on a CPU it does not
 make those that decode wait for too long. Of a pooler on a GPU that packs texts it is the first of

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 from deployments.compute.host_to_device import fetch, pin
 from deployments.compute.work_watch import LEAST_S
 from deployments.contract.unsupported_model import UnsupportedModelError
-from deployments.plan.replica_plan import POOLER_STEP_TOKENS
+from deployments.plan.memory_budget import POOLER_STEP_TOKENS
 from deployments.pooling.embedder import Embedder
 from deployments.pooling.packed_backbone import Packing, TextModel, known, pad, rows_of
 from deployments.pooling.request_queue import TokenIds

@@ -21,8 +21,8 @@ from deployments.contract.model_spec import MAX_AUTO_SEQS, ModelSpec, number
 from deployments.contract.telemetry.start_progress import StartPhase, StartProgress
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.plan.checkpoint import weights_of
-from deployments.plan.memory_budget import GIB
-from deployments.plan.replica_plan import POOLER_STEP_TOKENS, count_weights
+from deployments.plan.memory_budget import GIB, POOLER_STEP_TOKENS
+from deployments.plan.replica_plan import count_weights
 from deployments.plan.replica_report import MemoryPlan
 from deployments.pooling.embedder import Embedder
 from deployments.pooling.model_outline import label_names
