@@ -7,9 +7,13 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.contract.claims import Claim
 from deployments.generator.admission import engine_run
 from deployments.generator.admission.run_estimate import Permit
 from deployments.text_generator import TextGenerator
+from serve_app.backends.streams.parking import ParkedPlace, ParkingLot
+from serve_app.http.request_record import RequestRecord, current_record
+from serve_app.metrics import PARKED, IngressMetrics
 from tests.faults.cut_replicas import Cuts, two_replicas
 from tests.faults.test_lost_at_each_token import CHAT, FOLDER, SEEDED, assert_equal, told
 from tests.serve_app.sse_decoder import SseDecoder, events_of
@@ -116,14 +120,40 @@ async def test_a_client_that_leaves_a_parked_stream_frees_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_run, "PARK_AFTER_S", 0)
+    lots: list[ParkingLot] = []
+    records: list[RequestRecord] = []
+    enter = ParkingLot.enter
+
+    def noted(lot: ParkingLot, claim: Claim) -> ParkedPlace | None:
+        record = current_record()
+        assert record is not None
+        lots.append(lot)
+        records.append(record)
+        return enter(lot, claim)
+
+    monkeypatch.setattr(ParkingLot, "enter", noted)
     lows = [asyncio.ensure_future(ask(client, priority=5, max_tokens=300)) for _ in range(6)]
     await until_busy(replicas)
-    highs = [asyncio.ensure_future(ask(client)) for _ in range(6)]
-    await asyncio.gather(*highs)
+    highs = [asyncio.ensure_future(ask(client, max_tokens=300)) for _ in range(6)]
+    async with asyncio.timeout(60):
+        while not lots or not len(lots[0]):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert num_parked(records[0]) == len(lots[0])
+    assert not any(high.done() for high in highs), "parked streams still wait for these"
     for low in lows:
         low.cancel()
     await asyncio.gather(*lows, return_exceptions=True)
+    assert len(lots[0]) == 0
+    assert num_parked(records[0]) == 0
+    assert not any(high.done() for high in highs)
+    await asyncio.gather(*highs)
     async with asyncio.timeout(30):
         while any(each._admission.num_running for each in replicas):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     assert all(each._admission.num_waiting == 0 for each in replicas)
+
+
+def num_parked(record: RequestRecord) -> float:
+    """Return how many streams of a request's model the metrics call parked."""
+    assert isinstance(record.meter, IngressMetrics)
+    return record.meter.store.gauge(PARKED.name, record.model or "").value
