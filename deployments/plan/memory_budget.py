@@ -47,6 +47,15 @@ TYPICAL_TOKENS = 2048
 """The length of sequences for which short memory is divided among groups."""
 
 
+MAX_PENALTY_ENTRIES = 2**20
+"""The most entries, of a token in a row, to which penalties are applied at once; one row may have
+more."""
+
+PENALTY_ENTRY_BYTES = 64
+"""What a GPU holds of an entry while penalties are applied to it: its token in 32 and 64 bits, its
+count, and nine values on the way to the new logit."""
+
+
 class DeviceMemoryError(ValueError):
     """The share can't hold the model and one sequence; the message says what to change.
 
@@ -200,11 +209,14 @@ def image_bytes(
 
 
 def penalty_bytes(*, num_seqs: int, max_model_len: int, vocab_size: int) -> int:
-    """Return the most that a GPU holds of the tokens that penalties count, in bytes.
+    """Return the most that a GPU takes for the tokens that penalties count, in bytes.
 
-    That is a token and its count for each different token of each sequence, in 32 bits each.
+    It holds a token and its count for each different token of each sequence, in 32 bits each, and
+    applies penalties to `MAX_PENALTY_ENTRIES` of them at once, or to those of one sequence.
     """
-    return num_seqs * min(max_model_len, vocab_size) * 8
+    of_one = min(max_model_len, vocab_size)
+    at_once = max(of_one, min(num_seqs * of_one, MAX_PENALTY_ENTRIES))
+    return num_seqs * of_one * 8 + at_once * PENALTY_ENTRY_BYTES
 
 
 def graph_bytes(

@@ -6,7 +6,7 @@ another is sent again, and what is sent twice changes nothing.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 from weakref import WeakKeyDictionary
@@ -17,6 +17,7 @@ from deployments.compute.host_to_device import send, to_device
 from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.sampling.row import SamplingRow
 from deployments.engine.scheduling.token_counts import TokenCounts
+from deployments.plan.memory_budget import MAX_PENALTY_ENTRIES
 
 MIN_WIDTH = 512
 """Distinct tokens that a row has room for at first; the width doubles when one has more."""
@@ -74,8 +75,13 @@ class DeviceCounts:
             for at, row in enumerate(rows)
             if row.token_counts
         ]
-        if penalized:
-            self._apply(logits, penalized, self._send(penalized))
+        if not penalized:
+            return
+        # Rows are padded to the longest beside them, so a long one is beside few others.
+        penalized.sort(key=lambda each: len(each.counts))
+        places = self._send(penalized)
+        for first, end in _chunks([len(each.counts) for each in penalized]):
+            self._apply(logits, penalized[first:end], places[:, first:end])
 
     def _apply(
         self, logits: torch.Tensor, penalized: Sequence[_Penalized], places: torch.Tensor
@@ -84,7 +90,7 @@ class DeviceCounts:
 
         Args:
             logits: [n, vocab].
-            penalized: The m rows with penalties.
+            penalized: The m rows with penalties, which are applied at once.
             places: [3, m], int64: each one's row of logits, its row here and its distinct tokens.
         """
         of_logits, rows, lengths = places
@@ -185,6 +191,20 @@ class DeviceCounts:
         ):
             new[: len(old), : old.shape[1]] = old
         self._token_ids, self._counts, self._penalties = token_ids, counts, penalties
+
+
+def _chunks(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first row and the end of each run of rows that fit together into the plan.
+
+    Args:
+        lengths: The distinct tokens of each row, ascending.
+    """
+    first = 0
+    for at, length in enumerate(lengths):
+        if at > first and (at + 1 - first) * length > MAX_PENALTY_ENTRIES:
+            yield first, at
+            first = at
+    yield first, len(lengths)
 
 
 def penalized_logits(

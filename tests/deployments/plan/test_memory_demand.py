@@ -19,8 +19,10 @@ from deployments.plan.kv_layout import BLOCK_SIZE, KVLayout
 from deployments.plan.memory_budget import (
     GRAPH_LAYER_BYTES,
     OUTSIDE_BYTES,
+    PENALTY_ENTRY_BYTES,
     GroupDemand,
     MemoryDemand,
+    penalty_bytes,
 )
 from deployments.plan.memory_demand import memory_demand
 from deployments.plan.model_shape import ModelShape
@@ -154,8 +156,14 @@ def test_transformers_makes_as_many_masks_as_are_planned(
 def test_a_gpu_pays_for_the_tokens_that_penalties_count() -> None:
     loaded = load(qwen2)
     on_cpu, on_gpu = (demand(loaded, on_gpu=on_gpu) for on_gpu in (False, True))
-    assert on_gpu.activation_bytes - on_cpu.activation_bytes == 3 * 96 * 8
+    assert on_gpu.activation_bytes - on_cpu.activation_bytes == 3 * 96 * (8 + PENALTY_ENTRY_BYTES)
     assert (on_cpu.outside_bytes, on_gpu.outside_bytes) == (0, OUTSIDE_BYTES)
+
+
+def test_penalties_are_applied_to_so_many_tokens_at_once_or_to_one_long_row() -> None:
+    for num_seqs, num_tokens, at_once in ((256, 100_000, 2**20), (4, 2**21, 2**21)):
+        found = penalty_bytes(num_seqs=num_seqs, max_model_len=num_tokens, vocab_size=2**22)
+        assert found == num_seqs * num_tokens * 8 + at_once * PENALTY_ENTRY_BYTES
 
 
 def test_images_of_any_size_may_need_more_in_the_tower_than_in_the_text_model() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.sampling import device_counts
@@ -71,6 +72,7 @@ def test_both_ways_give_the_same_logits_to_the_bit(
 ) -> None:
     monkeypatch.setattr(device_counts, "MIN_ROWS", 2)  # so that rows are given to others
     monkeypatch.setattr(device_counts, "MIN_WIDTH", 8)
+    monkeypatch.setattr(device_counts, "MAX_PENALTY_ENTRIES", 8 if seed % 2 else 120)
     run = Run(seed, num_seqs=12)
     assert all(run.step() for _ in range(60))
 
@@ -88,6 +90,33 @@ def test_a_step_sends_the_newest_token_of_each_sequence() -> None:
         assert run.is_equal([1, 3])
         assert run.held.num_sent == 5 * num_tokens
         run.held.num_sent = 0
+
+
+class Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
+    """Notes the most elements of a tensor that an operator makes, views left out."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given = {each.untyped_storage()._cdata for each in args if isinstance(each, torch.Tensor)}
+        if isinstance(made, torch.Tensor) and made.untyped_storage()._cdata not in given:
+            self.most = max(self.most, made.numel())
+        return made
+
+
+def test_a_long_row_does_not_widen_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_counts, "MAX_PENALTY_ENTRIES", 600)
+    held, params = DeviceCounts(CPU), PARAMS[1]
+    lengths = [20] * 31 + [VOCAB_SIZE] + [20] * 32
+    rows = [SamplingRow(params, 0, TokenCounts(list(range(length)), [])) for length in lengths]
+    logits = torch.randn(len(rows), VOCAB_SIZE)
+    expected = adjust(logits.clone(), rows)
+    held.penalize(logits.clone(), rows)  # sends the tokens, and makes room for them
+    with Sizes() as sizes:
+        held.penalize(logits, rows)
+    assert torch.equal(logits, expected)
+    assert VOCAB_SIZE <= sizes.most <= 600
 
 
 def test_the_row_of_a_sequence_that_has_ended_is_used_again() -> None:
