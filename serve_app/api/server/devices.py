@@ -220,8 +220,8 @@ class Model(Figures):
         description="Replicas in each of Serve's states: STARTING, RUNNING, STOPPING and others."
     )
     num_parked: int = Field(
-        description="Streams that have begun, hold no memory of a replica and wait to go on, at "
-        "all ingresses."
+        description="Streams of the model and of its adapters that have begun, hold no memory of a "
+        "replica and wait to go on, at all ingresses."
     )
     num_started: int = Field(
         description="Replicas that have run since the ingress that answers began to look; more "
@@ -236,8 +236,13 @@ class Model(Figures):
     )
 
     @classmethod
-    def of(cls, model: ModelDevices, num_parked: int) -> "Model":
-        """Return the description of a model."""
+    def of(cls, model: ModelDevices, parked: Mapping[str, int]) -> "Model":
+        """Return the description of a model.
+
+        Args:
+            model: The model.
+            parked: See `num_parked_of`.
+        """
         return cls(
             id=model.id,
             task=model.task,
@@ -245,7 +250,7 @@ class Model(Figures):
             status=model.state.status,
             message=model.state.message,
             num_replicas=dict(model.state.num_replicas),
-            num_parked=num_parked,
+            num_parked=sum(parked.get(id_, 0) for id_ in (model.id, *model.adapter_ids)),
             num_started=model.replicas.num_started,
             replicas=[Replica.model_validate(each) for each in model.replicas.reports],
             starting=[Start.model_validate(each) for each in model.starting],
@@ -288,13 +293,13 @@ class DevicesApi:
         found, snapshots = await asyncio.gather(self._devices.latest(), self._snapshots.all())
         parked = num_parked_of(snapshots)
         if self._rendered is None or found is not self._rendered[0] or parked != self._rendered[1]:
-            listed = DeviceList(data=[Model.of(each, parked.get(each.id, 0)) for each in found])
+            listed = DeviceList(data=[Model.of(each, parked) for each in found])
             self._rendered = found, parked, listed.model_dump_json(by_alias=True).encode()
         return Response(self._rendered[2], media_type="application/json")
 
 
 def num_parked_of(snapshots: Iterable[Snapshot]) -> dict[str, int]:
-    """Return how many streams of each model are parked, at all ingresses."""
+    """Return how many streams of each model, and of each adapter, are parked at all ingresses."""
     parked = Counter[str]()
     for snapshot in snapshots:
         for (model_id,), (number,) in snapshot.series.get(PARKED.name, ()):

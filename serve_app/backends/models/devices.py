@@ -60,6 +60,7 @@ class ModelDevices:
         replicas: What its replicas report.
         is_asked: Whether there is a way to ask them.
         starting: How far those are that have not started yet.
+        adapter_ids: Its adapters, whose requests its replicas answer.
     """
 
     id: str
@@ -68,6 +69,7 @@ class ModelDevices:
     replicas: Reports
     is_asked: bool = True
     starting: tuple[StartReport, ...] = ()
+    adapter_ids: tuple[str, ...] = ()
 
     @property
     def failure(self) -> str | None:
@@ -141,4 +143,11 @@ class Devices:
         ask = self._sources.ask_replicas.get(model.id)
         is_any_running = state.serving is ServingState.RUNNING
         reports = Reports() if ask is None else await ask(is_any_running)
-        return ModelDevices(model.id, model.task, state, reports, is_asked=ask is not None)
+        return ModelDevices(
+            model.id,
+            model.task,
+            state,
+            reports,
+            is_asked=ask is not None,
+            adapter_ids=tuple(adapter.id for adapter in model.adapters),
+        )

@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +15,13 @@ from serve_app.backends.models.devices import MEMORY_S, DeviceSources
 from serve_app.backends.models.serving_states import DeploymentState, ServingState
 from serve_app.backends.replicas.replica_reports import Reports
 from serve_app.config import AppConfig
+from serve_app.http.request_record import RequestRecord
 from serve_app.ingress import AppParts, build_app
 from serve_app.keys.api_keys import KeyRing
-from serve_app.metrics import PARKED
+from serve_app.metrics import PARKED, IngressMetrics
 from tests.replica_reports import GIB, NOW_S, cpu_report, gpu_report
 from tests.serve_app.apps import ALICE, BOB, bearer, client_of, key
+from tests.serve_app.fakes import FakeBackend
 
 PATH = "/v1/devices"
 
@@ -174,6 +176,26 @@ def test_the_streams_that_all_ingresses_hold_are_parked() -> None:
     others = Snapshot("m", "r", NOW_S, {})
     found = num_parked_of([ingress("a", m=2, n=0), others, ingress("b", m=3)])
     assert found == {"m": 5, "n": 0}
+
+
+async def test_a_model_s_parked_streams_are_those_of_its_adapters_too() -> None:
+    adapter = {"id": "fine", "source": "nowhere"}
+    tuned = {"id": "m", "source": "nowhere", "engine": "vllm", "adapters": [adapter]}
+    models = [tuned, {"id": "other", "source": "nowhere"}]
+    metrics = IngressMetrics(("m", "fine", "other"))
+    parts = AppParts(
+        AppConfig.model_validate({"models": models}),
+        {"m": FakeBackend()},
+        host="127.0.0.1",
+        metrics=metrics,
+    )
+    with ExitStack() as parked:
+        for model_id in ("fine", "fine", "m"):
+            stream = RequestRecord("r", "POST", lambda: 0.0, 0.0, model=model_id, meter=metrics)
+            parked.enter_context(stream.parked())
+        async with client_of(build_app(parts)) as client:
+            shown = (await client.get(PATH)).json()["data"]
+    assert {each["id"]: each["num_parked"] for each in shown} == {"m": 3, "other": 0}
 
 
 async def test_replicas_are_asked_once_a_second_however_many_clients_look(cluster: Cluster) -> None:
