@@ -14,6 +14,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 SERVING := .venv/.serving
 STAMP := .venv/.installed
 VLLM := .venv-vllm/.installed
+# Tests of both engines, besides those of the clients.
+NEUTRAL := $(shell grep -l 'engine_name: EngineName' -r tests/deployments tests/faults tests/serve_app --include='test_*.py')
 BENCHMARKS := $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/instant_%,$(shell grep -l __main__ benchmarks/*.py))) classification
 
 .PHONY: help serve vllm test test-vllm quick soak check format models bench lock k8s dashboards table docs docs-check vendor clean
@@ -61,16 +63,19 @@ test: $(STAMP) ## run all tests but those of `make soak`; TIMINGS=1 shows where 
 test-vllm: $(STAMP) $(VLLM) ## run the tests that need vLLM, in at most 8 minutes
 	@.venv-vllm/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
 		--constraint requirements-vllm.lock pytest pytest-asyncio pytest-xdist hypothesis
-	@grep -l 'mark\.vllm' tests/vllm_engine/test_*.py | GOMP_SPINCOUNT=0 xargs -P 2 -n 1 \
-		.venv-vllm/bin/python -m pytest -q --confcutdir=tests/vllm_engine -m 'vllm and not processes'
-	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -m 'vllm and processes' tests/vllm_engine
+	@{ for files in "$(NEUTRAL)" tests/clients; do \
+			echo "-p tests.vllm_engine.beside -W ignore $$files"; done; \
+		grep -l 'mark\.vllm' tests/vllm_engine/test_*.py | sed 's/^/--confcutdir=tests\/vllm_engine /'; \
+	} | GOMP_SPINCOUNT=0 xargs -P 2 -L 1 \
+		.venv-vllm/bin/python -m pytest -q -m 'vllm and not processes and not soak'
+	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -m 'vllm and processes and not soak' tests/vllm_engine
 
 quick: $(STAMP) ## run the tests that need no other program and no more than a second each
 	@$(BIN)/python -m pytest -n 2 --ignore=tests/ray --ignore=tests/clients --ignore=tests/k8s/live \
 		-m 'not ray and not browser and not kubectl and not processes and not slow and not soak and not vllm'
 
-soak: $(STAMP) ## run the tests that take minutes by nature
-	@$(BIN)/python -m pytest -m soak -o faulthandler_timeout=0
+soak: $(STAMP) $(VLLM) ## run the tests that take minutes by nature
+	@$(BIN)/python -m pytest -m 'soak and (processes or not vllm)' -o faulthandler_timeout=0
 
 check: $(STAMP) ## formatting, lint, types, import contracts and serve_config.yaml
 	$(BIN)/ruff format --check .
@@ -119,6 +124,7 @@ table: $(STAMP) ## write the tables of docs/ that are made from the code
 	$(BIN)/python -m tests.serve_app.configuration_tables
 	$(BIN)/python -m tests.serve_app.api_reference
 	$(BIN)/python -m tests.k8s.alerts_table
+	$(BIN)/python -m tests.vllm_engine.neutral_table
 
 docs: $(STAMP) ## build the documents' site in build/docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --config-file docs/mkdocs.yml

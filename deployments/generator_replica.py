@@ -347,6 +347,7 @@ class GeneratorReplica(ModelReplica):
                         channel,
                         self._fingerprint,
                         encoded.digest,
+                        self._phases.total_s,
                     )
                 ]
                 await stream.wait_until_ended()

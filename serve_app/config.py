@@ -112,8 +112,8 @@ class LimitsConfig(StrictModel):
     its turn; null sets no limit.
     """
     stall_timeout_s: float | None = Field(default=120, gt=0, allow_inf_nan=False)
-    """Most seconds from one token to the next, without those for which the answer was parked; null
-    sets no limit.
+    """Most seconds from one token to the next, without those for which the answer was parked or
+    waited for another replica; null sets no limit.
     """
     total_timeout_s: float | None = Field(default=3600, gt=0, allow_inf_nan=False)
     """Most seconds from a request to the end of its answer; requests to classify, embed or rank
@@ -121,7 +121,7 @@ class LimitsConfig(StrictModel):
     """
     failover_timeout_s: float = Field(default=90, gt=0, allow_inf_nan=False)
     """Most seconds from the loss of an answer's replica until another goes on with it, or begins
-    anew if nothing had come.
+    anew if nothing had come; or twice the slowest start of the model's replicas, if that is more.
     """
     priority_aging_s: float = Field(default=PRIORITY_AGING_S, gt=0, allow_inf_nan=False)
     """Seconds of waiting that are worth one step of priority: a request goes before those of a

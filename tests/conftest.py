@@ -11,11 +11,12 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.changing_server import changing_server
 from tests.deadline import in_time
+from tests.engines import engine_name
 from tests.measured import record, show_measured
 from tests.programs import need_programs, show_missing
 from tests.stopped_clock import Clock, stop_clock
 
-__all__ = ["changing_server", "record"]
+__all__ = ["changing_server", "engine_name", "record"]
 
 pytest_plugins = ("pytester", "tests.reruns")
 

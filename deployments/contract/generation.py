@@ -173,6 +173,7 @@ class Accepted:
         channel: Where the replica waits for the ingress, to send it the deltas.
         fingerprint: The version of the replica's model; see `ModelDescription`.
         prompt_digest: See `EncodedPrompt` in `generator.prompt_encoder`.
+        start_s: Seconds that the replica took to start.
     """
 
     num_prompt_tokens: int
@@ -181,6 +182,7 @@ class Accepted:
     channel: ChannelAddress | None = None
     fingerprint: str | None = None
     prompt_digest: bytes = b""
+    start_s: float = 0.0
 
 
 class GenerationStream(Protocol):
@@ -189,6 +191,11 @@ class GenerationStream(Protocol):
     @property
     def accepted(self) -> Accepted:
         """The answer of the first replica that accepted the request."""
+        ...
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether it has lost its replica and waits for another to go on."""
         ...
 
     def __aiter__(self) -> AsyncIterator[list[TextDelta]]:

@@ -313,7 +313,7 @@ class VllmEngine(AnyEngine):
                         self._abort(reader)
                     if delta.finish_reason is FinishReason.ABORT:
                         delta = self._aborted
-                reader.take(delta)
+                _hand_on(reader, delta)
         except Exception as error:  # noqa: BLE001 - see above
             self._fail(reader, error)
 
@@ -331,8 +331,7 @@ class VllmEngine(AnyEngine):
             why = f"the generation failed: {reason_of(error)}"
             last = TextDelta((), "", FinishReason.ERROR, why)
         self._abort(reader)
-        with suppress(Exception):
-            reader.take(last)
+        _hand_on(reader, last)
 
     def _drop(self, reader: "_Reader") -> None:
         if reader in self._readers:
@@ -391,6 +390,15 @@ class _Reader:
         self.take = take
         self.deltas: Deltas | None = None
         self.request_id: str | None = None
+
+
+def _hand_on(reader: _Reader, delta: TextDelta) -> None:
+    """Give a reader its delta; what it raises, such as an error of a metric, ends no sequence."""
+    try:
+        reader.take(delta)
+    except Exception as error:  # noqa: BLE001 - the event loop logs it
+        context = {"message": f"{reader.sequence.sequence_id}: a delta", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)
 
 
 class _Counts:

@@ -13,6 +13,7 @@ Source: vllm/v1/structured_output/backend_types.py and __init__.py of vLLM 0.32.
 
 import json
 import logging
+import re
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
@@ -36,6 +37,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_SPACES = re.compile(r'(\\*")whitespace_pattern\1: ?\1\[ \]\?\1')
+_SEPARATORS = r"\1item_separator\1: \1,[ ]?\1, \1key_separator\1: \1:[ ]?\1"
+"""llguidance 1.7, which vLLM takes, repeats a pattern of white space for ever after a comma; 1.9
+takes it once. So a space may follow a comma or a colon, and none a bracket.
+"""
+
 _ANY_TEXT = "start: /(.|\\n)*/\n"
 
 
@@ -52,7 +59,8 @@ def envelope(
         reasoning: The marks of reasoning that may come before the grammar's text.
     """
     marks = None if reasoning is None else asdict(reasoning)
-    content = json.dumps({"grammar": grammar, "given": list(given), "reasoning": marks})
+    bound = None if grammar is None else _SPACES.sub(_SEPARATORS, grammar)
+    content = json.dumps({"grammar": bound, "given": list(given), "reasoning": marks})
     return f"// {KEY} {b64encode(zlib.compress(content.encode())).decode()}\n{_ANY_TEXT}"
 
 

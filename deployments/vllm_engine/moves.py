@@ -34,6 +34,7 @@ SAMPLED_BY = (
     "seed",
 )
 """The parameters that decide which token is chosen from given logits."""
+MAX_TOP_K = 2**31 - 1
 MAX_NUM_STOP_TOKEN_IDS = 120
 """Stop tokens of a request with `min_tokens` on V2. Its kernel takes 128, the model's own included,
 and more would end the engine.
@@ -84,7 +85,7 @@ def hand_over(request: SequenceRequest, runner: Runner, max_num_tokens: int) -> 
     if runner is Runner.V1:
         extra_args = asked(params, len(given))
         return Handover([*prompt, *given], {**fields, "temperature": 0.0, "extra_args": extra_args})
-    native = {name: getattr(params, name) for name in SAMPLED_BY}
+    native = sampling(params)
     native["logit_bias"] = dict(params.logit_bias) or None
     return Handover(prompt, {**fields, **native, "extra_args": delivered(given)})
 
@@ -102,11 +103,17 @@ def resubmit(request: SequenceRequest, max_num_tokens: int) -> Handover:
     params, given = request.params, request.generated_token_ids
     prompt = [*request.prompt_token_ids, *given]
     max_tokens = max(1, max_num_tokens - len(prompt))
-    fields: dict[str, Any] = {name: getattr(params, name) for name in SAMPLED_BY}
+    fields = sampling(params)
     fields["logit_bias"] = dict(params.logit_bias) or None
     fields["max_tokens"] = max_tokens
     fields["min_tokens"] = min(max(0, params.min_tokens - len(given)), max_tokens)
     return Handover(prompt, fields)
+
+
+def sampling(params: SamplingParams) -> dict[str, Any]:
+    """Return the parameters that tokens are chosen by; vLLM takes no integer beyond 64 bits."""
+    chosen_by = {name: getattr(params, name) for name in SAMPLED_BY}
+    return {**chosen_by, "top_k": min(params.top_k, MAX_TOP_K)}
 
 
 def asked(params: SamplingParams, num_given: int) -> dict[str, Any]:
@@ -121,7 +128,7 @@ def asked(params: SamplingParams, num_given: int) -> dict[str, Any]:
     """
     if not (params.temperature > 0 or params.has_penalties or params.logit_bias):
         return {KEY: {"params": None, "num_given": num_given}}
-    chosen_by = {name: getattr(params, name) for name in SAMPLED_BY}
+    chosen_by = sampling(params)
     chosen_by["logit_bias"] = [[token_id, bias] for token_id, bias in params.logit_bias]
     return {KEY: {"params": chosen_by, "num_given": num_given}}
 

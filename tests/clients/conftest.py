@@ -3,17 +3,20 @@ from collections.abc import AsyncIterator, Iterator
 import openai
 import pytest
 
-from tests.clients.held_generator import HeldGenerator
+from tests.clients.held_generator import HELD, Held
 from tests.clients.questions import NARROW
 from tests.clients.served_models import in_process
+from tests.engines import EngineName
 from tests.serve_app.local_server import LocalServer, local_server
 
 
 @pytest.fixture(scope="package")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+def local(
+    tmp_path_factory: pytest.TempPathFactory, engine_name: EngineName
+) -> Iterator[LocalServer]:
     """Run the application and its models in this process."""
-    config = in_process(tmp_path_factory.mktemp("models"))
-    with local_server(config, HeldGenerator) as running:
+    config = in_process(tmp_path_factory.mktemp("models"), engine_name)
+    with local_server(config, HELD[engine_name]) as running:
         yield running
 
 
@@ -38,7 +41,7 @@ class Narrow:
 
     def __init__(self, local: LocalServer) -> None:
         replica = local.replicas[NARROW]
-        assert isinstance(replica, HeldGenerator)
+        assert isinstance(replica, Held)
         self._replica = replica
         self._portal = local.portal
 

@@ -10,6 +10,7 @@ import yaml
 from serve_app.config import AppConfig
 from tests.clients.questions import LONG, MODEL, NARROW
 from tests.clients.tiny_poolers import entries
+from tests.engines import EngineName, chat_model, keys_of
 from tests.ray.serve_run import ROOT
 
 NUM_POSITIONS = 65536
@@ -38,10 +39,18 @@ def long_model(folder: Path) -> dict[str, Any]:
     return {"id": LONG, "source": str(folder), "num_cpus": 0.2, "max_num_seqs": 2}
 
 
-def in_process(folder: Path) -> AppConfig:
-    """Return what the tests' own process serves: tiny random models, too, made in the folder."""
+def in_process(folder: Path, engine: EngineName = "raystream") -> AppConfig:
+    """Return what the tests' own process serves: tiny random models, too, made in the folder.
+
+    With vLLM, only the first two models: an engine takes ten seconds of CPU time to start.
+    """
     args = shipped_with_narrow()["applications"][0]["args"]
-    args["models"] += [long_model(folder), *entries(folder)]
+    if engine == "vllm":
+        keys = {"source": str(chat_model(engine, folder)), "dtype": "float32", **keys_of(engine)}
+        generating = [each for each in args["models"] if each["task"] == "generate"]
+        args["models"] = [{**model, **keys} for model in generating]
+    else:
+        args["models"] += [long_model(folder), *entries(folder)]
     # A second thread would only wait for the first.
     args["models"] = [{**model, "num_threads": 1} for model in args["models"]]
     return AppConfig.model_validate(args)

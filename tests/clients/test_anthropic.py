@@ -18,6 +18,7 @@ from models.training.drawings import answer_about, random_drawing
 from tests.clients.conftest import Narrow
 from tests.clients.questions import ANSWERS, MODEL, NAME, NARROW
 from tests.clients.snippet import run_snippet
+from tests.engines import only_raystream
 from tests.images import data_uri
 from tests.serve_app.local_server import LocalServer
 
@@ -127,6 +128,7 @@ def test_a_second_turn_and_a_system_prompt_are_read(claude: anthropic.Anthropic)
     assert text_of(second)
 
 
+@only_raystream("images are refused with vLLM")
 def test_a_drawing_is_described(claude: anthropic.Anthropic) -> None:
     drawing = random_drawing(Random(7))
     data = data_uri(drawing.render()).partition(",")[2]

@@ -15,7 +15,10 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from tests.clients.questions import MODEL
 from tests.clients.tiny_poolers import EMBEDDER, MAX_MODEL_LEN, RERANKER, WIDTH
+from tests.engines import only_raystream
 from tests.serve_app.local_server import LocalServer
+
+pytestmark = only_raystream("it asks models that embed; VllmPooler has tests of its own")
 
 TEXTS = ["Join two paths.", "Return a new list.", "a", "b " * 50]
 QUERY = "join"

@@ -18,6 +18,7 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from models.training.drawings import random_drawing
 from tests.clients.questions import MODEL, NARROW
+from tests.engines import EngineName
 from tests.serve_app.local_server import LocalServer
 
 UNTAUGHT = pytest.mark.xfail(
@@ -40,8 +41,9 @@ them writes strings that don't end in time."""
 class TestChatOpenAI(ChatModelIntegrationTests):
     @pytest.fixture(autouse=True)
     async def _served(
-        self, local: LocalServer, request: pytest.FixtureRequest
+        self, local: LocalServer, engine_name: EngineName, request: pytest.FixtureRequest
     ) -> AsyncIterator[None]:
+        self.reads_images = engine_name == "raystream"
         self.base_url = f"{local.url}/v1"
         asks_for_json = any(word in request.node.name for word in ("tool", "structured"))
         self.logit_bias = ENDS if asks_for_json else None
@@ -87,7 +89,7 @@ class TestChatOpenAI(ChatModelIntegrationTests):
 
     @property
     def supports_image_inputs(self) -> bool:
-        return True
+        return self.reads_images
 
     @property
     def supports_json_mode(self) -> bool:

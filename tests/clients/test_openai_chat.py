@@ -20,6 +20,7 @@ from tests.clients.questions import (
     about,
 )
 from tests.clients.tiny_poolers import EMBEDDER, RERANKER
+from tests.engines import only_raystream
 from tests.images import data_uri
 
 
@@ -130,6 +131,7 @@ def test_a_biased_token_is_always_chosen(client: openai.OpenAI) -> None:
     assert len({told.token for told in logprobs.content}) == 1
 
 
+@only_raystream("images are refused with vLLM")
 def test_a_drawing_is_described(client: openai.OpenAI) -> None:
     drawing = random_drawing(Random(7))
     content: Any = [
@@ -150,6 +152,7 @@ def test_the_request_id_is_returned_and_accepted(client: openai.OpenAI) -> None:
     assert client.chat.completions.create(**about(NAME, max_tokens=1))._request_id
 
 
+@only_raystream("with vLLM fewer models are served")
 def test_the_models_are_listed_and_shown(client: openai.OpenAI) -> None:
     listed = client.models.list().data
     assert [model.id for model in listed] == [

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from models.training.drawings import answer_about, random_drawing
 from tests.clients.questions import ANSWERS, MODEL, NAME
 from tests.clients.snippet import run_snippet
+from tests.engines import only_raystream
 from tests.images import data_uri
 from tests.serve_app.local_server import LocalServer
 
@@ -107,6 +108,7 @@ def test_a_second_turn_takes_the_first_one_s_output(client: openai.OpenAI) -> No
     assert client.responses.create(**about(NAME, input=items)).output_text
 
 
+@only_raystream("images are refused with vLLM")
 def test_a_drawing_is_described(client: openai.OpenAI) -> None:
     drawing = random_drawing(Random(7))
     content = [

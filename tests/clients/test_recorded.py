@@ -8,6 +8,7 @@ import pytest
 
 from tests.clients.real.record import FOLDER, path_of, read
 from tests.clients.real.recorder import Recorded
+from tests.engines import only_raystream
 from tests.offenders import every
 from tests.serve_app.local_server import LocalServer
 
@@ -35,6 +36,7 @@ def has_ended(path: str, stream: str) -> bool:
     return last == "data: [DONE]"
 
 
+@only_raystream("clients ask models of all tasks, one of them with prompts of 10,000 tokens")
 @pytest.mark.parametrize("client", CLIENTS)
 def test_what_a_client_sends_is_answered(local: LocalServer, client: str) -> None:
     for case in every(each for each in read(client) if each.step != TOO_LONG):
@@ -45,6 +47,7 @@ def test_what_a_client_sends_is_answered(local: LocalServer, client: str) -> Non
                 assert has_ended(request.path, answer.text), answer.text[-500:]
 
 
+@only_raystream("clients ask models of all tasks, one of them with prompts of 10,000 tokens")
 def test_a_prompt_that_is_too_long_is_refused_in_openais_words(local: LocalServer) -> None:
     sent = [(client, request) for client in CLIENTS for request in read(client)]
     for case in every(each for each in sent if each[1].step == TOO_LONG):

@@ -3,10 +3,12 @@
 import pytest
 
 from tests.clients.snippet import run_snippet
+from tests.engines import only_raystream
 from tests.ray.serve_run import ROOT
 from tests.serve_app.local_server import LocalServer
 
 
+@only_raystream("it asks models that embed; VllmPooler has tests of its own")
 @pytest.mark.slow
 def test_the_example_finds_the_entry_and_explains_it(
     local: LocalServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 
+from tests.engines import only_raystream
 from tests.measured import Record
 from tests.ray.serve_run import ROOT
 from tests.serve_app.local_server import LocalServer
+
+pytestmark = only_raystream("it asks models of all tasks for some answer, not for which")
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 NUM_EXAMPLES = 14

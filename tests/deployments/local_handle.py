@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.output import TextDelta
-from deployments.text_generator import TextGenerator
+from deployments.generator_replica import GeneratorReplica
 from raystream.local_handle import LocalHandle
 from serve_app.backends.replicas.handle_backend import HandleBackend
 
@@ -18,7 +18,7 @@ def local_backend(replica: object) -> HandleBackend:
     return HandleBackend(cast("DeploymentHandle[Any]", LocalHandle(replica)))
 
 
-async def read(generator: TextGenerator, request: GenerationRequest) -> list[TextDelta]:
+async def read(generator: GeneratorReplica, request: GenerationRequest) -> list[TextDelta]:
     """Return the deltas of an answer, as an ingress gets them."""
     backend = local_backend(generator)
     async with aclosing(backend):

@@ -38,28 +38,34 @@ from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.file_description import describe_files
 from deployments.generator.prompt_encoder import EncodedPrompt
-from deployments.generator_replica import BATCH_WAIT_TIMEOUT_S, MAX_BATCH_SIZE
+from deployments.generator_replica import (
+    BATCH_WAIT_TIMEOUT_S,
+    MAX_BATCH_SIZE,
+    GeneratorReplica,
+)
 from deployments.plan.memory_budget import DeviceMemoryError
 from deployments.replica.metrics import StreamClock
 from deployments.text_generator import TextGenerator
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from tests.deployments.local_handle import local_backend, read
 from tests.deployments.tiny_folder import CHAT_TEMPLATE, save_text_model, spec
-from tests.engine.tiny_models import byte_tokenizer, generate, qwen2
+from tests.engine.tiny_models import byte_tokenizer, generate, wide_qwen2
+from tests.engines import EngineName, keys_of, only_raystream
 from tests.failing import failing
 from tests.offenders import every
+from tests.serve_app.local_replica import GENERATORS
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_text_model(tmp_path_factory.mktemp("qwen2"))
+    return save_text_model(tmp_path_factory.mktemp("qwen2"), wide_qwen2())
 
 
 @pytest.fixture(scope="module")
-def generator(folder: Path) -> Iterator[TextGenerator]:
-    made = TextGenerator(spec(folder))
+def generator(folder: Path, engine_name: EngineName) -> Iterator[GeneratorReplica]:
+    made = GENERATORS[engine_name](spec(folder, **keys_of(engine_name)))
     yield made
     made.__del__()
 
@@ -73,7 +79,7 @@ def joined(deltas: list[TextDelta]) -> tuple[list[int], str]:
 
 
 async def test_the_first_message_is_only_accepted_with_the_prompt_s_length(
-    generator: TextGenerator,
+    generator: GeneratorReplica,
 ) -> None:
     request = GenerationRequest("r", "Hello", GREEDY, stream=StreamKey("nobody", 0))
     first = await anext(aiter(generator.generate(request)))
@@ -88,20 +94,21 @@ async def test_the_first_message_is_only_accepted_with_the_prompt_s_length(
             channel=channel,
             fingerprint=fingerprint,
             prompt_digest=encoded.digest,
+            start_s=generator._phases.total_s,
         )
     ]
     assert channel.host == "127.0.0.1"
 
 
-async def test_a_chat_is_rendered_by_the_model_s_template(generator: TextGenerator) -> None:
+async def test_a_chat_is_rendered_by_the_model_s_template(generator: GeneratorReplica) -> None:
     token_ids, _ = joined(await read(generator, GenerationRequest("r", user("Hi"), GREEDY)))
     text = "<special1>user\nHi<special2><special1>assistant\n"
     prompt = byte_tokenizer().encode(text, add_special_tokens=False)
-    assert token_ids == generate(qwen2, prompt, 8)
+    assert token_ids == generate(wide_qwen2, prompt, 8)
 
 
 async def test_requests_that_arrive_together_are_answered_as_by_themselves(
-    generator: TextGenerator,
+    generator: GeneratorReplica,
 ) -> None:
     prompts: list[str | tuple[int, ...] | tuple[ChatMessage, ...]] = [
         "one", (60, 61), user("two"), "three" * 9, user("four"), "five",
@@ -131,7 +138,7 @@ async def test_requests_that_arrive_together_are_answered_as_by_themselves(
     ],
 )
 async def test_only_the_request_that_cannot_run_is_refused(
-    generator: TextGenerator,
+    generator: GeneratorReplica,
     request_: GenerationRequest,
     error: type[RaystreamError],
     says: str,
@@ -146,14 +153,14 @@ async def test_only_the_request_that_cannot_run_is_refused(
     assert answered[-1].finish_reason is not None
 
 
-async def test_two_requests_with_the_same_id_are_two_sequences(generator: TextGenerator) -> None:
+async def test_two_requests_with_the_same_id_are_two_sequences(generator: GeneratorReplica) -> None:
     requests = [GenerationRequest("same", prompt, GREEDY) for prompt in ("one", "another")]
     together = await asyncio.gather(*(read(generator, request) for request in requests))
     alone = [await read(generator, request) for request in requests]
     assert [joined(deltas) for deltas in together] == [joined(deltas) for deltas in alone]
 
 
-async def test_a_closed_stream_makes_room(generator: TextGenerator) -> None:
+async def test_a_closed_stream_makes_room(generator: GeneratorReplica) -> None:
     endless = SamplingParams(temperature=0, ignore_eos=True)
     backend = local_backend(generator)
     async with aclosing(backend):
@@ -167,7 +174,7 @@ async def test_a_closed_stream_makes_room(generator: TextGenerator) -> None:
             await generator.ping()
 
 
-async def test_a_resumed_stream_continues_with_the_same_tokens(generator: TextGenerator) -> None:
+async def test_a_resumed_stream_continues_with_the_same_tokens(generator: GeneratorReplica) -> None:
     sampling = SamplingParams(temperature=1, seed=5, max_tokens=12, ignore_eos=True)
     whole = await read(generator, GenerationRequest("r", "again", sampling))
     token_ids, text = joined(whole)
@@ -181,7 +188,7 @@ async def test_a_resumed_stream_continues_with_the_same_tokens(generator: TextGe
 
 
 async def test_a_resumed_stream_s_prompt_is_not_counted_again_and_its_answer_is_whole(
-    generator: TextGenerator,
+    generator: GeneratorReplica,
 ) -> None:
     sampling = SamplingParams(temperature=1, seed=5, max_tokens=12, ignore_eos=True)
     request = GenerationRequest("r", "again", sampling)
@@ -206,7 +213,7 @@ async def test_a_resumed_stream_s_prompt_is_not_counted_again_and_its_answer_is_
     assert resumed["vllm_time_to_first_token_seconds"] == 0
 
 
-async def test_times_begin_when_the_client_s_request_arrived(generator: TextGenerator) -> None:
+async def test_times_begin_when_the_client_s_request_arrived(generator: GeneratorReplica) -> None:
     names = ("time_to_first_token", "e2e_request_latency", "request_queue_time")
 
     async def sums() -> list[float]:
@@ -226,21 +233,23 @@ async def test_times_begin_when_the_client_s_request_arrived(generator: TextGene
     assert queue_s < first_token_s < whole_s
 
 
-async def test_defaults_come_from_the_model_s_generation_config(generator: TextGenerator) -> None:
+async def test_defaults_come_from_the_model_s_generation_config(
+    generator: GeneratorReplica,
+) -> None:
     sampling = (await generator.describe()).default_sampling
     assert sampling == SamplingParams(
         temperature=0.7, top_k=20, top_p=0.9, min_p=0.05, repetition_penalty=1.1
     )
 
 
-async def test_a_parameter_that_the_model_rejects_is_named(generator: TextGenerator) -> None:
+async def test_a_parameter_that_the_model_rejects_is_named(generator: GeneratorReplica) -> None:
     sampling = SamplingParams(max_tokens=8, logit_bias=((300, 1.0),))
     with pytest.raises(InvalidRequestError, match="names token 300") as caught:
         await read(generator, GenerationRequest("r", "x", sampling))
     assert caught.value.param == "logit_bias"
 
 
-async def test_each_token_has_its_logprobs(generator: TextGenerator) -> None:
+async def test_each_token_has_its_logprobs(generator: GeneratorReplica) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=8, top_logprobs=2)
     deltas = await read(generator, GenerationRequest("r", "x", sampling))
     told = [logprobs for delta in deltas for logprobs in delta.logprobs]
@@ -248,7 +257,7 @@ async def test_each_token_has_its_logprobs(generator: TextGenerator) -> None:
     assert all(logprobs.top[0] == logprobs.chosen for logprobs in told)
 
 
-async def test_a_health_check_runs_the_engine(generator: TextGenerator) -> None:
+async def test_a_health_check_runs_the_engine(generator: GeneratorReplica) -> None:
     before = generator._engine.stats.num_steps
     await generator.check_health()
     await generator.check_health()
@@ -270,7 +279,7 @@ async def test_a_dead_engine_fails_health_and_requests(folder: Path) -> None:
 
 
 async def test_user_config_sets_the_batching_or_changes_nothing_and_says_so(
-    generator: TextGenerator, caplog: pytest.LogCaptureFixture
+    generator: GeneratorReplica, caplog: pytest.LogCaptureFixture
 ) -> None:
     batching: Any = generator._encode
     generator.reconfigure({"max_batch_size": 8, "batch_wait_timeout_s": 0.001})
@@ -331,11 +340,12 @@ async def test_a_repeated_prompt_is_reused_unless_prefix_caching_is_off(
     generator.__del__()
 
 
+@only_raystream("`quantization` is raystream's own; vLLM has its own in `engine_args`")
 @pytest.mark.skipif(quantization_obstacle() is not None, reason=str(quantization_obstacle()))
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.slow
 async def test_a_replica_answers_with_quantized_weights(
-    folder: Path, generator: TextGenerator, caplog: pytest.LogCaptureFixture, quantization: str
+    folder: Path, generator: GeneratorReplica, caplog: pytest.LogCaptureFixture, quantization: str
 ) -> None:
     caplog.set_level("INFO")
     quantized = TextGenerator(spec(folder, quantization=quantization))
@@ -346,7 +356,7 @@ async def test_a_replica_answers_with_quantized_weights(
     quantized.__del__()
 
 
-async def test_an_answer_follows_its_grammar(generator: TextGenerator) -> None:
+async def test_an_answer_follows_its_grammar(generator: GeneratorReplica) -> None:
     grammar = LLMatcher.grammar_from_json_schema('{"enum": ["red", "green"]}')
     params = replace(GREEDY, grammar=grammar, max_tokens=20)
     deltas = await read(generator, GenerationRequest("r", "Hello", params))
@@ -354,7 +364,9 @@ async def test_an_answer_follows_its_grammar(generator: TextGenerator) -> None:
     assert deltas[-1].finish_reason is FinishReason.STOP
 
 
-async def test_a_grammar_that_the_model_cannot_follow_is_refused(generator: TextGenerator) -> None:
+async def test_a_grammar_that_the_model_cannot_follow_is_refused(
+    generator: GeneratorReplica,
+) -> None:
     params = replace(GREEDY, grammar="start: <|no_such_token|>")
     with pytest.raises(InvalidRequestError) as refused:
         await read(generator, GenerationRequest("r", "Hello", params))
@@ -362,7 +374,7 @@ async def test_a_grammar_that_the_model_cannot_follow_is_refused(generator: Text
 
 
 async def test_text_becomes_tokens_and_text_again_without_an_engine_step(
-    generator: TextGenerator,
+    generator: GeneratorReplica,
 ) -> None:
     num_steps = generator._engine.stats.num_steps
     told = await generator.tokenize(TokenizeRequest(user("Hi")))
@@ -391,7 +403,7 @@ REFUSED_PROMPTS: list[tuple[GenerationRequest, str]] = [
 
 @pytest.mark.parametrize("num_deaths", [0, 1])
 async def test_a_client_s_fault_is_answered_and_not_raised(
-    generator: TextGenerator, num_deaths: int
+    generator: GeneratorReplica, num_deaths: int
 ) -> None:
     for case in every(REFUSED_PROMPTS):
         with case as (request, param):
@@ -410,7 +422,7 @@ async def test_a_client_s_fault_is_answered_and_not_raised(
 
 
 async def test_a_fault_in_what_is_to_be_tokenized_is_answered_and_not_raised(
-    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+    generator: GeneratorReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def errors() -> list[type[RaystreamError]]:
         answers = [
@@ -426,7 +438,7 @@ async def test_a_fault_in_what_is_to_be_tokenized_is_answered_and_not_raised(
 
 
 async def test_a_fault_of_ours_is_raised(
-    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+    generator: GeneratorReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generator._encoder.template, "render", failing(KeyError("a bug")))
     with pytest.raises(GenerationFailedError):
@@ -437,7 +449,7 @@ async def test_a_fault_of_ours_is_raised(
 
 @pytest.mark.parametrize(("prompt", "num_tokens"), [("x", 16), ("x" * 120, 8)])
 async def test_a_default_length_is_cut_to_the_rest_of_the_model_s_length(
-    generator: TextGenerator, prompt: str, num_tokens: int
+    generator: GeneratorReplica, prompt: str, num_tokens: int
 ) -> None:
     sampling = SamplingParams(temperature=0, ignore_eos=True)
     request = GenerationRequest("r", prompt, sampling, default_max_tokens=16)
@@ -447,7 +459,7 @@ async def test_a_default_length_is_cut_to_the_rest_of_the_model_s_length(
 
 
 async def test_a_request_s_length_overrides_the_generation_config_s(
-    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+    generator: GeneratorReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generator._facts.generation_config, "max_new_tokens", 5)
     for asked, num_tokens in ((None, 5), (9, 9)):
@@ -456,13 +468,13 @@ async def test_a_request_s_length_overrides_the_generation_config_s(
         assert len(joined(deltas)[0]) == num_tokens
 
 
-async def test_numbers_beyond_a_tensor_s_range_are_handled(generator: TextGenerator) -> None:
+async def test_numbers_beyond_a_tensor_s_range_are_handled(generator: GeneratorReplica) -> None:
     sampling = SamplingParams(temperature=1e-300, top_k=10**30, min_tokens=10**30, top_p=1e-300)
     deltas = await read(generator, GenerationRequest("r", "x" * 120, sampling))
     assert deltas[-1].finish_reason is FinishReason.LENGTH
 
 
-def let_begin(generator: TextGenerator, told: list[GenerationEvent]) -> None:
+def let_begin(generator: GeneratorReplica, told: list[GenerationEvent]) -> None:
     """Give a suspect its go-ahead, as the ingress's channel does."""
     (started,) = told
     assert isinstance(started, Started)
@@ -470,7 +482,7 @@ def let_begin(generator: TextGenerator, told: list[GenerationEvent]) -> None:
 
 
 async def test_suspects_run_one_at_a_time_beside_the_other_requests(
-    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+    generator: GeneratorReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = asyncio.Event()
     compile_grammar = generator._compile_grammar
@@ -502,7 +514,9 @@ async def test_suspects_run_one_at_a_time_beside_the_other_requests(
     await third.aclose()  # type: ignore[attr-defined] # a generator
 
 
-async def test_a_suspect_that_waits_for_its_turn_is_not_started(generator: TextGenerator) -> None:
+async def test_a_suspect_that_waits_for_its_turn_is_not_started(
+    generator: GeneratorReplica,
+) -> None:
     suspect = GenerationRequest("s", "go", GREEDY, is_resumed=True, num_deaths=1)
     with ExitStack() as stack:
         for _ in range(generator.max_num_seqs):
@@ -517,7 +531,7 @@ async def test_a_suspect_that_waits_for_its_turn_is_not_started(generator: TextG
 
 
 async def test_a_suspect_without_its_go_ahead_does_not_begin_and_gives_up_its_turn(
-    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+    generator: GeneratorReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(go_ahead, "TIMEOUT_S", 0.0)
     encoded: list[object] = []
@@ -531,7 +545,7 @@ async def test_a_suspect_without_its_go_ahead_does_not_begin_and_gives_up_its_tu
 
 
 async def test_an_error_of_a_metric_loses_no_delta(
-    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+    generator: GeneratorReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = GenerationRequest("r", "Hello", GREEDY)
     undisturbed = joined(await read(generator, request))
@@ -546,7 +560,7 @@ async def test_an_error_of_a_metric_loses_no_delta(
 
 
 async def test_a_replica_that_hung_and_was_given_up_is_not_healthy(
-    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+    generator: GeneratorReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await generator.check_health()
     monkeypatch.setattr(generator._channels, "was_given_up", True)
@@ -555,7 +569,7 @@ async def test_a_replica_that_hung_and_was_given_up_is_not_healthy(
             await generator.check_health()
 
 
-async def test_a_suspect_s_answer_is_the_same(generator: TextGenerator) -> None:
+async def test_a_suspect_s_answer_is_the_same(generator: GeneratorReplica) -> None:
     request = GenerationRequest("r", "Hello", GREEDY)
     alone = await read(generator, request)
     for num_deaths in (1, 2):
@@ -563,9 +577,11 @@ async def test_a_suspect_s_answer_is_the_same(generator: TextGenerator) -> None:
         assert joined(await read(generator, suspect)) == joined(alone)
 
 
+@only_raystream("the thread of raystream's engine ends; vLLM's processes do in tests of their own")
 async def test_an_engine_that_has_ended_starts_no_suspect(
-    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+    generator: GeneratorReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert isinstance(generator, TextGenerator)
     monkeypatch.setattr(type(generator._engine._thread), "is_alive", False)
     suspect = GenerationRequest("s", "go", GREEDY, num_deaths=1)
     with pytest.raises(ReplicaUnavailableError, match="failed"):

@@ -93,6 +93,14 @@ def qwen2() -> PreTrainedModel:
     return Qwen2ForCausalLM(Qwen2Config(**SHAPE, num_key_value_heads=2))
 
 
+def wide_qwen2() -> PreTrainedModel:
+    """Return a Qwen2 with heads of 32 values: vLLM takes none that are smaller on a CPU."""
+    torch.manual_seed(1)
+    wide = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = Qwen2Config(**{**SHAPE, **wide, "max_position_embeddings": 512})
+    return Qwen2ForCausalLM(config)
+
+
 def qwen2_sliding() -> PreTrainedModel:
     """Return a Qwen2 with a sliding window in its upper layers."""
     torch.manual_seed(7)

@@ -27,11 +27,12 @@ from deployments.contract.output import FinishReason, TextDelta
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.admission.run_estimate import Permit
 from deployments.generator.text_engine import Take
-from deployments.text_generator import TextGenerator
+from deployments.generator_replica import GeneratorReplica
 from serve_app.backends.replicas.backend import Backend
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.local_handle import local_backend
+from tests.engines import EngineName
 from tests.serve_app.local_replica import local_generator
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Cut:
     num_tokens: int
     is_death: bool
 
-    def make(self, generator: TextGenerator, take: Take) -> None:
+    def make(self, generator: GeneratorReplica, take: Take) -> None:
         """Let a replica lose the sequence that gets its deltas by `take`."""
         take(self.last_delta)
         generator._channels.flush()
@@ -66,7 +67,7 @@ class Park:
 
     num_tokens: int
 
-    def make(self, generator: TextGenerator, take: Take) -> None:
+    def make(self, generator: GeneratorReplica, take: Take) -> None:
         """Park the sequence that gets its deltas by `take`."""
         generator._admission.park(permit_of(generator, take))
 
@@ -77,7 +78,7 @@ class Displace:
 
     num_tokens: int
 
-    def make(self, generator: TextGenerator, take: Take) -> None:
+    def make(self, generator: GeneratorReplica, take: Take) -> None:
         """Displace the sequence that gets its deltas by `take`, for a moment."""
         estimate, permit = generator._admission._estimate, permit_of(generator, take)
         estimate._stop(permit)
@@ -91,7 +92,7 @@ class Displace:
 Loss = Cut | Park | Displace
 
 
-def permit_of(generator: TextGenerator, take: Take) -> Permit:
+def permit_of(generator: GeneratorReplica, take: Take) -> Permit:
     """Return the permit of the sequence that gets its deltas by `take`."""
     run = cast("MethodType", take).__self__
     estimate = generator._admission._estimate
@@ -117,7 +118,7 @@ class Cuts:
         key = (request_id, sequence.params.seed, sequence.prompt_token_ids)
         return self._left.setdefault(key, list(self._planned.get(request_id, ())))
 
-    def wrap(self, generator: TextGenerator) -> None:
+    def wrap(self, generator: GeneratorReplica) -> None:
         """Make the cuts in this replica."""
         original: Running = generator._engine.running
 
@@ -165,10 +166,12 @@ class Router:
 
 
 @contextmanager
-def two_replicas(folder: Path, cuts: Cuts, **changes: object) -> Iterator[list[TextGenerator]]:
+def two_replicas(
+    folder: Path, cuts: Cuts, engine: EngineName = "raystream", **changes: object
+) -> Iterator[list[GeneratorReplica]]:
     """Load a model twice; its streams are cut as planned."""
     with ExitStack() as stack:
-        made = [stack.enter_context(local_generator(folder, **changes)) for _ in range(2)]
+        made = [stack.enter_context(local_generator(folder, engine, **changes)) for _ in range(2)]
         for generator in made:
             cuts.wrap(generator)
         yield made
@@ -176,7 +179,7 @@ def two_replicas(folder: Path, cuts: Cuts, **changes: object) -> Iterator[list[T
 
 @asynccontextmanager
 async def client_of_all(
-    generators: Sequence[TextGenerator], config: AppConfig
+    generators: Sequence[GeneratorReplica], config: AppConfig
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Open a client of the application over these replicas."""
     async with AsyncExitStack() as stack:

@@ -17,7 +17,7 @@ import uvicorn
 from deployments.contract.descriptions import ModelDescription
 from deployments.contract.generation import Accepted, GenerationRequest, Request
 from deployments.contract.output import TextDelta
-from deployments.text_generator import TextGenerator
+from deployments.generator_replica import GeneratorReplica
 from serve_app.backends.replicas.backend import DescribeRequest
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
@@ -82,6 +82,8 @@ class _RemoteBackend:
 class _RemoteStream:
     """A stream whose deltas come over a connection of its own."""
 
+    is_moving = False
+
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, accepted: Accepted
     ) -> None:
@@ -97,7 +99,7 @@ class _RemoteStream:
 
 
 @asynccontextmanager
-async def listening_replica(generator: TextGenerator) -> AsyncIterator[int]:
+async def listening_replica(generator: GeneratorReplica) -> AsyncIterator[int]:
     """Answer the requests of ingresses in other processes; yield the port."""
     async with aclosing(local_backend(generator)) as backend:
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.text_generator import TextGenerator
+from deployments.generator_replica import GeneratorReplica
 from tests.faults import test_lost_at_each_token
 from tests.faults.ingress_process import Ingress, context, listening_replica
 from tests.faults.resuming_client import ResumingClient, essence
@@ -43,7 +43,7 @@ KILLS_OF_EACH = 4
 
 
 @pytest.fixture(scope="module")
-def generator() -> Iterator[TextGenerator]:
+def generator() -> Iterator[GeneratorReplica]:
     with local_generator(
         test_lost_at_each_token.FOLDER, max_model_len=384, max_num_seqs=32
     ) as made:
@@ -103,7 +103,7 @@ async def read_through_kills(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 10))]
 )
 async def test_streams_of_killed_ingresses_are_resumed_and_equal(
-    generator: TextGenerator, client: httpx.AsyncClient, record: Record, seed: int
+    generator: GeneratorReplica, client: httpx.AsyncClient, record: Record, seed: int
 ) -> None:
     processes, description = context(), await generator.describe()
     async with listening_replica(generator) as port:

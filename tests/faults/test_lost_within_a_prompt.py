@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.text_generator import TextGenerator
+from deployments.generator_replica import GeneratorReplica
 from tests.faults.cut_replicas import Cut, Cuts, two_replicas
 from tests.faults.test_lost_at_each_token import FOLDER
 from tests.serve_app.sse_decoder import events_of
@@ -33,7 +33,7 @@ IDS = count()
 
 
 @pytest.fixture(scope="module")
-def replicas(cuts: Cuts) -> Iterator[list[TextGenerator]]:
+def replicas(cuts: Cuts) -> Iterator[list[GeneratorReplica]]:
     with two_replicas(
         FOLDER, cuts, max_model_len=128, max_num_seqs=4, max_batched_tokens=8
     ) as made:

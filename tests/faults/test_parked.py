@@ -10,7 +10,7 @@ import pytest
 from deployments.contract.claims import Claim
 from deployments.generator.admission import engine_run
 from deployments.generator.admission.run_estimate import Permit
-from deployments.text_generator import TextGenerator
+from deployments.generator_replica import GeneratorReplica
 from serve_app.backends.streams.parking import ParkedPlace, ParkingLot
 from serve_app.http.request_record import RequestRecord, current_record
 from serve_app.metrics import PARKED, IngressMetrics
@@ -22,7 +22,7 @@ NUM_LOW, NUM_HIGH = 10, 8
 
 
 @pytest.fixture(scope="module")
-def replicas(cuts: Cuts) -> Iterator[list[TextGenerator]]:
+def replicas(cuts: Cuts) -> Iterator[list[GeneratorReplica]]:
     with two_replicas(
         FOLDER, cuts, max_model_len=384, max_num_seqs=3, prefix_caching=False
     ) as made:
@@ -43,7 +43,7 @@ async def ask(client: httpx.AsyncClient, **changes: Any) -> tuple[dict[str, Any]
 @pytest.mark.parametrize("park_after_s", [0, 0.05, 60], ids=["parked", "some parked", "displaced"])
 async def test_low_streams_make_room_and_all_are_the_undisturbed_ones(
     client: httpx.AsyncClient,
-    replicas: list[TextGenerator],
+    replicas: list[GeneratorReplica],
     monkeypatch: pytest.MonkeyPatch,
     park_after_s: float,
 ) -> None:
@@ -75,7 +75,7 @@ async def test_low_streams_make_room_and_all_are_the_undisturbed_ones(
         assert counted.num_running == counted.num_waiting == counted.num_outside == 0
 
 
-async def until_busy(replicas: list[TextGenerator]) -> None:
+async def until_busy(replicas: list[GeneratorReplica]) -> None:
     """Wait until no replica has room, or has nothing more to do."""
     async with asyncio.timeout(60):
         while any(each._admission.num_running < 3 for each in replicas):  # noqa: ASYNC110
@@ -98,7 +98,7 @@ def note_displaced(monkeypatch: pytest.MonkeyPatch) -> list[Permit]:
 @pytest.mark.slow
 async def test_a_parked_answer_that_is_not_streamed_only_takes_longer(
     client: httpx.AsyncClient,
-    replicas: list[TextGenerator],
+    replicas: list[GeneratorReplica],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_run, "PARK_AFTER_S", 0)
@@ -116,7 +116,7 @@ async def test_a_parked_answer_that_is_not_streamed_only_takes_longer(
 @pytest.mark.slow
 async def test_a_client_that_leaves_a_parked_stream_frees_it(
     client: httpx.AsyncClient,
-    replicas: list[TextGenerator],
+    replicas: list[GeneratorReplica],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_run, "PARK_AFTER_S", 0)

@@ -58,6 +58,8 @@ class Pinged(asyncio.Event):
 
 
 class FakeStream:
+    is_moving = False
+
     def __init__(
         self,
         steps: Sequence[Step],

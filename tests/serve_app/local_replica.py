@@ -1,24 +1,33 @@
 """Replicas of real models in the tests' own process, without Ray."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from ray import serve
 
 from deployments.contract.model_spec import ModelSpec
 from deployments.device.device import open_device
+from deployments.generator_replica import GeneratorReplica
 from deployments.text_generator import TextGenerator
 from deployments.text_pooler import TextPooler
+from deployments.vllm_generator import VllmGenerator
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.local_handle import local_backend
 from tests.deployments.replica_context import as_replica
 from tests.deployments.tiny_folder import spec
+from tests.engines import EngineName, keys_of
 from tests.serve_app.apps import AppClient
 
-ReplicaT = TypeVar("ReplicaT", TextGenerator, TextPooler)
+ReplicaT = TypeVar("ReplicaT", bound=GeneratorReplica | TextPooler)
+
+GENERATORS: Final[Mapping[EngineName, type[GeneratorReplica]]] = {
+    "raystream": TextGenerator,
+    "vllm": VllmGenerator,
+}
+"""The replica of each engine."""
 
 KEPT: list[type] = []
 """Classes with queues: a queue that is garbage-collected makes an event loop and leaves it open."""
@@ -44,14 +53,17 @@ def local_replica(kind: type[ReplicaT], spec: ModelSpec) -> Iterator[ReplicaT]:
 
 
 @contextmanager
-def local_generator(folder: Path, **changes: object) -> Iterator[TextGenerator]:
+def local_generator(
+    folder: Path, engine: EngineName = "raystream", **changes: object
+) -> Iterator[GeneratorReplica]:
     """Make a small replica of the model in a folder, named `m`, with changes of its spec."""
-    with local_replica(TextGenerator, spec(folder, id="m", **changes)) as made:
+    chosen = spec(folder, **{"id": "m", **keys_of(engine), **changes})
+    with local_replica(GENERATORS[engine], chosen) as made:
         yield made
 
 
 @asynccontextmanager
-async def local_client(generator: TextGenerator, config: AppConfig) -> AsyncIterator[AppClient]:
+async def local_client(generator: GeneratorReplica, config: AppConfig) -> AsyncIterator[AppClient]:
     """Open a client of the application that this replica serves as `m`."""
     backend = local_backend(generator)
     app = build_app(AppParts(config, {"m": backend}))

@@ -17,6 +17,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from fastapi import FastAPI
 
 from deployments.contract.model_spec import ModelConfig
+from deployments.generator_replica import GeneratorReplica
 from deployments.replica.model_replica import ModelReplica
 from deployments.text_generator import TextGenerator
 from deployments.text_pooler import TextPooler
@@ -78,7 +79,7 @@ class LocalServer:
 
 @contextmanager
 def local_server(
-    config: AppConfig, generator: type[TextGenerator] = TextGenerator
+    config: AppConfig, generator: type[GeneratorReplica] = TextGenerator
 ) -> Iterator[LocalServer]:
     """Load the models on processors and run the application; replicas are of class `generator`."""
     specs = resolve_models(config.models, 0, _read_no_shape)
@@ -86,7 +87,7 @@ def local_server(
         replicas: dict[str, ModelReplica] = {}
         for model in config.models:
             spec = specs[model.id]
-            replica: TextGenerator | TextPooler
+            replica: GeneratorReplica | TextPooler
             if model.task == "generate":
                 replica = stack.enter_context(local_replica(generator, spec))
             else:

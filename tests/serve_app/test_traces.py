@@ -12,7 +12,7 @@ from deployments.contract.gen_ai_spans import ModelSpans
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.sampling_params import SamplingParams
 from deployments.contract.telemetry.tracing import SpanKind, Tracer, TracingSettings, open_tracer
-from deployments.text_generator import TextGenerator
+from deployments.generator_replica import GeneratorReplica
 from raystream.local_handle import LocalHandle
 from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.config import AppConfig
@@ -56,7 +56,7 @@ def cuts() -> Cuts:
 @pytest.fixture(scope="module")
 def replicas(
     receiver: Receiver, cuts: Cuts, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[TextGenerator]]:
+) -> Iterator[list[GeneratorReplica]]:
     folder = save_text_model(tmp_path_factory.mktemp("qwen2"))
     changes: dict[str, Any] = {"tracing": TracingSettings(receiver.url), "max_num_seqs": 1}
     with ExitStack() as stack:
@@ -71,7 +71,7 @@ def replicas(
 
 @asynccontextmanager
 async def client_of(
-    replicas: list[TextGenerator], tracer: Tracer
+    replicas: list[GeneratorReplica], tracer: Tracer
 ) -> AsyncIterator[httpx.AsyncClient]:
     spans = ModelSpans(tracer, "m", SpanKind.CLIENT)
     async with AsyncExitStack() as stack:
@@ -92,7 +92,9 @@ async def client_of(
 
 
 @pytest.fixture
-async def client(replicas: list[TextGenerator], tracer: Tracer) -> AsyncIterator[httpx.AsyncClient]:
+async def client(
+    replicas: list[GeneratorReplica], tracer: Tracer
+) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(replicas, tracer) as client:
         yield client
 
@@ -191,7 +193,7 @@ async def test_a_stream_that_moves_stays_in_its_trace(
 
 
 async def test_a_refusal_is_an_event_of_each_hop(
-    replicas: list[TextGenerator], tracer: Tracer, receiver: Receiver
+    replicas: list[GeneratorReplica], tracer: Tracer, receiver: Receiver
 ) -> None:
     async with client_of(replicas[:1], tracer) as client:
         with ExitStack() as places:
@@ -208,7 +210,7 @@ async def test_a_refusal_is_an_event_of_each_hop(
 
 
 async def test_nothing_of_prompts_and_answers_is_told(
-    replicas: list[TextGenerator], client: AppClient, receiver: Receiver
+    replicas: list[GeneratorReplica], client: AppClient, receiver: Receiver
 ) -> None:
     answers = []
     for number, body in enumerate(

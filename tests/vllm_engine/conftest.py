@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from serve_app.vllm_environment import VARIABLES
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -25,13 +27,10 @@ collect_ignore = ["served"] if HAS_VLLM else IMPORTING
 if HAS_VLLM:
     # Read when vLLM is imported. The model runs in this process, so that tests reach its logits.
     os.environ |= {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        **VARIABLES,
         "TORCHDYNAMO_DISABLE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
-        "VLLM_HOST_IP": "127.0.0.1",
     }
 
 

@@ -7,11 +7,8 @@ from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
 
-import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
-
 from deployments.contract.sampling_params import ReasoningTokens, SamplingParams
-from tests.engine.tiny_models import EOS_TOKEN_ID, SHAPE, byte_tokenizer
+from tests.engine.tiny_models import EOS_TOKEN_ID, byte_tokenizer, wide_qwen2
 
 NUM_TOKENS = 24
 CUTS = (1, 7, 16, 23)
@@ -36,13 +33,10 @@ PROMPT = (50, 51, 52, 50, 90, 91)
 
 @cache
 def tiny_model_folder() -> Path:
-    """Return the folder of a tiny random Qwen2; vLLM's kernels need heads of 32 values."""
-    torch.manual_seed(1)
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512}
-    model = Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, "hidden_size": 64, **heads}))
+    """Return the folder of a tiny random Qwen2."""
     folder = Path(mkdtemp(prefix="raystream-tiny-"))
     atexit.register(rmtree, folder, ignore_errors=True)
-    model.save_pretrained(folder)
+    wide_qwen2().save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
 

@@ -1,14 +1,13 @@
 """Adapters on vLLM's engine, compared with models into which they are merged."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from vllm.lora.request import LoRARequest
 
@@ -16,18 +15,18 @@ from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.vllm_engine.adapters import CONFIG_FILE, WEIGHT_FILE
+from deployments.vllm_engine.adapters import WEIGHT_FILE
 from deployments.vllm_engine.engine import VllmEngine
 from deployments.vllm_engine.logs import EngineLogs
 from tests.deployments.tiny_folder import save_text_model, spec
 from tests.engine.tiny_models import SHAPE
+from tests.vllm_engine.tiny_adapters import ALPHA, RANK, save_adapter
 
 pytestmark = pytest.mark.vllm
 
 WIDE = {**SHAPE, "hidden_size": 128, "num_key_value_heads": 2}
 """vLLM's attention on a CPU has no heads of fewer than 32 numbers."""
 
-RANK, ALPHA = 4, 8
 NUM_TOKENS = 16
 DEADLINE_S = 60
 
@@ -35,35 +34,6 @@ DEADLINE_S = 60
 def qwen2() -> Qwen2ForCausalLM:
     torch.manual_seed(1)
     return Qwen2ForCausalLM(Qwen2Config(**WIDE))
-
-
-def save_adapter(folder: Path, seed: int, modules: tuple[str, ...]) -> Path:
-    """Save a random adapter as peft does."""
-    generator = torch.Generator().manual_seed(seed)
-    weights = {}
-    for i, layer in enumerate(qwen2().model.layers):
-        for name in modules:
-            linear = getattr(layer.self_attn, name)
-            place = f"base_model.model.model.layers.{i}.self_attn.{name}"
-            weights[f"{place}.lora_A.weight"] = torch.randn(
-                RANK, linear.in_features, generator=generator
-            )
-            weights[f"{place}.lora_B.weight"] = torch.randn(
-                linear.out_features, RANK, generator=generator
-            )
-    folder.mkdir()
-    save_file(weights, folder / WEIGHT_FILE)
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": RANK,
-        "lora_alpha": ALPHA,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": list(modules),
-    }
-    (folder / CONFIG_FILE).write_text(json.dumps(config))
-    return folder
 
 
 def merged(folder: Path) -> Qwen2ForCausalLM:
@@ -96,8 +66,8 @@ def continued(model: Any, prompt: tuple[int, ...]) -> list[int]:
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("adapters")
     return {
-        "a": save_adapter(folder / "a", 1, ("q_proj", "v_proj")),
-        "b": save_adapter(folder / "b", 2, ("k_proj", "o_proj")),
+        "a": save_adapter(folder / "a", 1, ("q_proj", "v_proj"), qwen2().model.layers),
+        "b": save_adapter(folder / "b", 2, ("k_proj", "o_proj"), qwen2().model.layers),
     }
 
 
@@ -160,7 +130,7 @@ async def test_an_unknown_adapter_is_refused(engine: VllmEngine) -> None:
 async def test_an_adapter_that_vllm_cannot_load_fails_the_check_and_no_stream(
     engine: VllmEngine, tmp_path: Path
 ) -> None:
-    broken = save_adapter(tmp_path / "broken", 3, ("q_proj",))
+    broken = save_adapter(tmp_path / "broken", 3, ("q_proj",), qwen2().model.layers)
     (broken / WEIGHT_FILE).write_bytes(b"no safetensors")
     running = asyncio.ensure_future(generated(engine, (5, 6, 7), None))
     request = LoRARequest("broken", 9, str(broken))

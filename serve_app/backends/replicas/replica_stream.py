@@ -32,6 +32,9 @@ class ReplicaStream:
     background, so that Serve counts it as ended.
     """
 
+    is_moving: ClassVar[bool] = False
+    """It ends with its replica."""
+
     _watched: ClassVar[set[asyncio.Future[None]]] = set()
     """Keeps the tasks that read calls to their ends: the event loop alone does not."""
 

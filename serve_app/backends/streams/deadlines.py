@@ -2,10 +2,9 @@
 
 Wraps a backend, so that every surface keeps the same limits; `api.requests` applies the first-token
 limit to the work before that (images, schemas). The first-token and total limits count from the
-request's arrival; the stall limit counts from each read of the stream, but not while it is parked:
-then nothing has stalled, and its client is told why it waits. When a limit is exceeded,
-the sequence is aborted and the stream raises: a 504 if no headers were sent yet, else an error
-event.
+request's arrival; the stall limit counts from each read of the stream, but not while it is parked
+or waits for another replica: then its client is told why it waits. When a limit is exceeded, the
+sequence is aborted and the stream raises: a 504 if no headers were sent yet, else an error event.
 """
 
 import asyncio
@@ -190,6 +189,11 @@ class DeadlineStream:
         self._asked_s = started_s
         self._missed: Deadline | None = None
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether it has lost its replica and waits for another to go on."""
+        return self._stream.is_moving
+
     def __aiter__(self) -> Self:
         """Return itself: a stream is read once."""
         return self
@@ -243,6 +247,10 @@ class DeadlineStream:
         if self._reader is None:
             return  # the next read sets it
         due = self._deadline()
+        if due.error is StallTimeoutError and self._stream.is_moving:
+            # `failover_timeout_s` bounds this wait, so the stall limit counts from here again.
+            self._asked_s = self._loop.time()
+            due = self._deadline()
         if due.at_s > self._loop.time():
             self._set_timer()
             return

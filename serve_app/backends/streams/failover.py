@@ -21,10 +21,28 @@ from serve_app.backends.replicas.backend import AnswerT, Backend, PingRequest
 from serve_app.backends.replicas.replica_departures import Departures
 from serve_app.backends.streams.failover_stream import FailoverStream
 from serve_app.backends.streams.parking import ParkingLot
-from serve_app.backends.streams.retries import AskWhy, FailoverLimits, Retries, may_run
+from serve_app.backends.streams.retries import AskWhy, FailoverLimits, Retries, Starts, may_run
 
 MAX_NUM_HAND_OVERS: Final = 16
 """Streams of one model that open at another replica at the same time, while theirs still runs."""
+
+
+class _Noting:
+    """A model whose replicas tell with each text how long they took to start."""
+
+    def __init__(self, backend: Backend, starts: Starts) -> None:
+        self._backend = backend
+        self._starts = starts
+
+    def send(self, request: Request[AnswerT]) -> Coroutine[Any, Any, AnswerT]:
+        """Return the answer; see `Backend.send`."""
+        return self._answer(request)
+
+    async def _answer(self, request: Any) -> Any:
+        answer = await self._backend.send(request)
+        if isinstance(request, GenerationRequest):
+            self._starts.note(answer.accepted.start_s)
+        return answer
 
 
 class Failover:
@@ -47,7 +65,8 @@ class Failover:
             departures: Says which replicas are about to end; None: no replica ever is.
             lot: Holds its parked streams; None: none is ever parked.
         """
-        self._backend = backend
+        self._starts = Starts()
+        self._backend = _Noting(backend, self._starts)
         self._limits = limits
         self._why_none = why_none
         self._departures = departures
@@ -70,7 +89,7 @@ class Failover:
 
     async def _answer(self, request: Any) -> Any:
         backend = self._backend
-        retries_of = partial(Retries, self._limits, why_none=self._why_none)
+        retries_of = partial(Retries, self._limits, starts=self._starts, why_none=self._why_none)
         match request:
             case GenerationRequest():
                 if self._lot is not None:

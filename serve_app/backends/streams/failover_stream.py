@@ -103,6 +103,11 @@ class FailoverStream:
         """Return itself: a stream is read once."""
         return self
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether it has lost its replica and waits for another to go on."""
+        return self._opening is not None
+
     async def __anext__(self) -> list[TextDelta]:
         """Return the deltas that have become ready since the last call.
 

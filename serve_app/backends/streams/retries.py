@@ -47,6 +47,11 @@ RequestT = TypeVar("RequestT", GenerationRequest, PoolingRequest)
 LOST: Final = (ReplicaUnavailableError, GenerationAbortedError)
 """The errors of an attempt that may succeed at another replica. Any other error is final."""
 
+NUM_STARTS: Final = 2.0
+"""A search lasts at least as long as so many of the slowest start: a machine on which a replica
+was lost may be busier than it was then.
+"""
+
 AskWhy = Callable[[], Awaitable[NoReplicaError | None]]
 """Returns why no replica will run; None if one may."""
 
@@ -60,7 +65,8 @@ class FailoverLimits:
     """How long and how often a request looks for another replica.
 
     Attributes:
-        timeout_s: Most seconds from a loss until another replica takes over.
+        timeout_s: Most seconds from a loss until another replica takes over, or `NUM_STARTS` of
+            the model's slowest start if that is more.
         max_moves: How often a request may move.
         first_backoff_s: Seconds before the second attempt to find a replica; doubled after each.
         max_backoff_s: The longest of these waits.
@@ -85,6 +91,21 @@ class FailoverLimits:
             backoff_s = min(2 * backoff_s, self.max_backoff_s)
 
 
+@dataclass(slots=True)
+class Starts:
+    """How long the replicas of a model took to start, as they have told.
+
+    Attributes:
+        slowest_s: The longest of these times, in seconds; 0 while none is known.
+    """
+
+    slowest_s: float = 0.0
+
+    def note(self, start_s: float) -> None:
+        """Note what a replica has told."""
+        self.slowest_s = max(self.slowest_s, start_s)
+
+
 class Retries:
     """The attempts of one request, and the replicas that it has lost.
 
@@ -99,6 +120,7 @@ class Retries:
         limits: FailoverLimits,
         blame: Callable[[str], RaystreamError],
         *,
+        starts: Starts | None = None,
         why_none: AskWhy = may_run,
         is_accepted: bool = False,
         starts_at_once: bool = False,
@@ -108,6 +130,7 @@ class Retries:
         Args:
             limits: Limits on the search for another replica.
             blame: Makes the error for a request that has killed its replicas.
+            starts: How long the model's replicas took to start; None: that is not known.
             why_none: Asked when no replica takes the request.
             is_accepted: See the class.
             starts_at_once: Whether a replica begins without waiting for a go-ahead, so that any
@@ -119,6 +142,7 @@ class Retries:
         self._num_deaths = 0
         self._has_tokens = False
         self._limits = limits
+        self._starts = starts or Starts()
         self._blame = blame
         self._why_none = why_none
         self._record: RequestRecord | None = current_record()
@@ -209,6 +233,14 @@ class Retries:
         if num_gained >= PROBATION_TOKENS_AGAIN:
             self._num_deaths = 0
 
+    @property
+    def _timeout_s(self) -> float:
+        """Seconds from a loss until another replica must have taken over.
+
+        Where the lost replica was the only one, the next has to start.
+        """
+        return max(self._limits.timeout_s, NUM_STARTS * self._starts.slowest_s)
+
     async def until_taken(self, call: Callable[[], Awaitable[T]], *, was_parked: bool = False) -> T:
         """Make a call, and repeat it while replicas are lost, until one takes the request.
 
@@ -285,7 +317,7 @@ class Retries:
     def _limit_search(self) -> None:
         """Limit the time until another replica has to take over, from the first call on."""
         if self._give_up_at_s is None:
-            self._give_up_at_s = asyncio.get_running_loop().time() + self._limits.timeout_s
+            self._give_up_at_s = asyncio.get_running_loop().time() + self._timeout_s
 
     def _add_attempt(self, error: RaystreamError) -> None:
         """Note that an attempt has lost its replica before it was taken; see `note_loss`."""
@@ -322,9 +354,12 @@ class Retries:
         if self._other_version is not None:
             return self._other_version
         why = await self._why_none()
+        timeout_s = self._timeout_s
+        is_of_file = timeout_s == self._limits.timeout_s
+        why_then = "limits.failover_timeout_s" if is_of_file else "twice its slowest start"
         return ReplicaUnavailableError(
             "The model's replica was lost, and no other took over within "
-            f"{self._limits.timeout_s:g} s (limits.failover_timeout_s). "
+            f"{timeout_s:.4g} s ({why_then}). "
             + ("Try again later." if why is None else why.message),
             None,
             RETRY_AFTER_S,

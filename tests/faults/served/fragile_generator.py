@@ -1,4 +1,4 @@
-"""A text generator that writes down what it does, and that some requests kill.
+"""Text generators that write down what they do; some requests kill the one on raystream's engine.
 
 The request's id says how: `kill-encoding-...` kills the process that encodes its prompt, and
 `kill-at-40-...` the process whose engine samples its 40th token. With `raise-at-40-...` the engine
@@ -23,6 +23,7 @@ from deployments.engine.engine import Engine
 from deployments.engine.invariants import InvariantError
 from deployments.generator.placed_engine import PlacedEngine
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
+from deployments.generator_replica import GeneratorReplica
 from deployments.text_generator import TextGenerator
 from tests.faults.served.replicas import FOLDER, RELEASED
 
@@ -38,29 +39,58 @@ _KILL_ENCODING = "kill-encoding-"
 _FAULT_AT = re.compile(r"(kill|raise|end|hang)-at-(\d+)-")
 
 
-class FragileGenerator(TextGenerator):
+class Watched(GeneratorReplica):
     """Writes to a folder which process runs which request, and how many sequences it holds.
 
     - `runs/REQUEST_ID` gets a line with the process's id for each call;
-    - `replicas/PROCESS_ID` holds the latest counts as JSON, and exists once the model is loaded;
+    - `replicas/PROCESS_ID` holds the latest counts as JSON, and exists once the model is loaded.
+    """
+
+    def _start(self) -> None:
+        self._folder = Path(os.environ[FOLDER])
+        super()._start()
+        self._is_over = threading.Event()
+        threading.Thread(target=self._report, name="report", daemon=True).start()
+
+    def _stop(self) -> None:
+        if hasattr(self, "_is_over"):
+            self._is_over.set()
+        super()._stop()
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
+        with (self._folder / "runs" / request.request_id).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        async for events in super().generate(request):
+            yield events
+
+    def _report(self) -> None:
+        """Write the counts at regular intervals; a replica that is stopped or dead writes none."""
+        path = self._folder / "replicas" / str(os.getpid())
+        draft = self._folder / f"{os.getpid()}.draft"
+        while not self._is_over.wait(REPORT_INTERVAL_S):
+            stats, admission = self._engine.stats, self._admission
+            counts = {
+                "num_sequences": stats.num_running + stats.num_waiting,
+                "num_permits": admission.num_running + admission.num_waiting,
+            }
+            draft.write_text(json.dumps(counts))
+            draft.replace(path)
+
+
+class FragileGenerator(Watched, TextGenerator):
+    """A replica of raystream's engine, which writes two more kinds of files.
+
     - `faults/REQUEST_ID` exists once the request has made its engine hang, end or raise;
     - `broken/PROCESS_ID` holds the invariant that its engine has broken.
     """
 
     def _start(self) -> None:
-        self._folder = Path(os.environ[FOLDER])
         self._num_resumed: dict[str, int] = {}
         super()._start()
         facts = self._facts
         self._encoder = FragileEncoder(
             facts.tokenizer, facts.processor, self._spec.entry.reasoning_parser
         )
-        self._is_over = threading.Event()
-        threading.Thread(target=self._report, name="report", daemon=True).start()
-
-    def _stop(self) -> None:
-        self._is_over.set()
-        super()._stop()
 
     def _place(self) -> PlacedEngine:
         placed = super()._place()
@@ -106,23 +136,8 @@ class FragileGenerator(TextGenerator):
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
         self._num_resumed[request.request_id] = len(request.generated_token_ids)
-        with (self._folder / "runs" / request.request_id).open("a") as file:
-            file.write(f"{os.getpid()}\n")
         async for events in super().generate(request):
             yield events
-
-    def _report(self) -> None:
-        """Write the counts at regular intervals; a replica that is stopped or dead writes none."""
-        path = self._folder / "replicas" / str(os.getpid())
-        draft = self._folder / f"{os.getpid()}.draft"
-        while not self._is_over.wait(REPORT_INTERVAL_S):
-            stats, admission = self._engine.stats, self._admission
-            counts = {
-                "num_sequences": stats.num_running + stats.num_waiting,
-                "num_permits": admission.num_running + admission.num_waiting,
-            }
-            draft.write_text(json.dumps(counts))
-            draft.replace(path)
 
 
 class FragileEncoder(PromptEncoder):

@@ -22,6 +22,9 @@ FOLDER = "RAYSTREAM_TEST_FAULTS_FOLDER"
 RELEASED = "released"
 """The folder in it where tests write what may run at full speed."""
 
+STOPPED = "stopped"
+"""The folder in it where vLLM's replicas write which sequences they have stopped."""
+
 
 async def reached(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> float:
     """Wait until a condition holds; return the seconds that took."""
@@ -43,7 +46,7 @@ class Replicas:
     @classmethod
     def watched_in(cls, folder: Path) -> Self:
         """Make the folders that replicas write to."""
-        for name in ("runs", "replicas", "faults", "broken", RELEASED):
+        for name in ("runs", "replicas", "faults", "broken", RELEASED, STOPPED):
             (folder / name).mkdir(parents=True)
         return cls(folder)
 
@@ -73,6 +76,11 @@ class Replicas:
             (self.folder / "replicas" / str(process_id)).read_text()
         )
         return counts
+
+    def num_stopped(self, name: str) -> int:
+        """Return how many sequences have stopped whose ids begin with a name."""
+        stopped = (self.folder / STOPPED).iterdir()
+        return sum(path.name.partition("-")[2].startswith(f"{name}-") for path in stopped)
 
     def release(self, name: str) -> None:
         """Let requests run at full speed whose ids begin with `held-NAME-`."""

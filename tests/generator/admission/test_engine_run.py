@@ -17,15 +17,8 @@ from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.admission import engine_run
 from deployments.generator.admission.engine_run import PARKED, EngineRun
 from deployments.generator.text_engine import Take, TextEngine
-from tests.engine.grammar.test_matcher import (
-    ENUM,
-    EOS_TOKEN_ID,
-    MARKS,
-    VOCAB_SIZE,
-    byte_tokenizer,
-    ids_of,
-    json_grammar,
-)
+from tests.engine.grammar.test_matcher import ENUM, MARKS, ids_of, json_grammar
+from tests.engine.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, byte_tokenizer
 
 PARAMS = SamplingParams()
 

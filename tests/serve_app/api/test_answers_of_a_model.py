@@ -16,11 +16,13 @@ from deployments.contract.generation import Accepted, GenerationEvent, Generatio
 from deployments.contract.messages import ChatMessage, TextPart
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
-from deployments.text_generator import TextGenerator
+from deployments.generator_replica import GeneratorReplica
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.local_handle import local_backend
 from tests.deployments.tiny_folder import save_text_model
+from tests.engine.tiny_models import wide_qwen2
+from tests.engines import EngineName
 from tests.serve_app.apps import CHAT, Client, client_of, question
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.local_replica import local_generator
@@ -32,13 +34,16 @@ SAME = {"prompt": "same", "max_tokens": 60, "seed": 1, "ignore_eos": True, "stre
 
 
 @pytest.fixture(scope="module")
-def generator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextGenerator]:
-    with local_generator(save_text_model(tmp_path_factory.mktemp("qwen2"))) as made:
+def generator(
+    tmp_path_factory: pytest.TempPathFactory, engine_name: EngineName
+) -> Iterator[GeneratorReplica]:
+    folder = save_text_model(tmp_path_factory.mktemp("qwen2"), wide_qwen2())
+    with local_generator(folder, engine_name) as made:
         yield made
 
 
 @pytest.fixture
-async def app(generator: TextGenerator, config: AppConfig) -> AsyncIterator[FastAPI]:
+async def app(generator: GeneratorReplica, config: AppConfig) -> AsyncIterator[FastAPI]:
     async with aclosing(local_backend(generator)) as backend:
         yield build_app(AppParts(config, {"m": backend}))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from deployments.contract.descriptions import ModelDescription, PoolerDescription
@@ -53,6 +53,7 @@ class Replicas(ByMethod):
         read_errors: Sequence[RaystreamError] = (),
     ) -> None:
         self.num_tokens = num_tokens
+        self.start_s = 0.0  # how long each took to start, as it tells
         self.read_errors = list(read_errors)
         self.num_reads = 0
         self.fates = list(fates)
@@ -116,6 +117,8 @@ class Replicas(ByMethod):
 class Stream:
     """A stream of a text whose i-th token is 100 + i."""
 
+    is_moving = False
+
     def __init__(
         self, replicas: Replicas, request: GenerationRequest, fate: Fate, replica_id: str
     ) -> None:
@@ -125,6 +128,7 @@ class Stream:
             if request.is_resumed
             else Accepted(7, replica_id, PromptReasoning.BEGUN, None, "fp_fake", b"prompt")
         )
+        self.accepted = replace(self.accepted, start_s=replicas.start_s)
         self.stands = asyncio.Event()
         self._closed = asyncio.Event()
         self._replicas = replicas

@@ -1,138 +1,218 @@
-"""Streams on two replicas of a model with vLLM, of which one is killed under them."""
+"""Streams of all kinds on two replicas with vLLM, of which one is harmed under them.
+
+The replicas stop each answer after as many tokens as a test wants delivered (`FragileVllm`), and
+the memory holds the answers of two replicas, but not those of both on one: whatever moves makes
+others wait, and be preempted.
+"""
 
 import asyncio
 import os
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import psutil
 import pytest
-import yaml
+from transformers import AutoModelForCausalLM
 
-from benchmarks.free_port import free_port
 from serve_app.commands.check.compose import VLLM_MODEL
-from tests.ray.serve_run import wait_until
-from tests.ray.started import started
-from tests.vllm_engine.served.test_two_environments import (
-    ENDS_S,
-    Served,
-    entry,
-    is_alive,
-    save_model,
-    title_of,
-)
+from tests.changing_server import ChangingServer
+from tests.engines import chat_model, keys_of
+from tests.faults.served.answer import Answer, assert_equal, opened, read
+from tests.faults.served.conftest import config
+from tests.faults.served.devices import shown
+from tests.faults.served.fragile_server import client_of
+from tests.faults.served.kinds import KINDS, SEEDED, Body, about, split_stop
+from tests.faults.served.redeploy import Deployed
+from tests.faults.served.replicas import Replicas, is_alive, kill, reached
+from tests.measured import Record
+from tests.ray.serve_run import Server
+from tests.vllm_engine.tiny_adapters import save_adapter
 
 pytestmark = [pytest.mark.vllm, pytest.mark.processes, pytest.mark.slow]
 
-NUM_TOKENS = 300
-KINDS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0},
-    "seed": {"temperature": 1, "seed": 7},
-    "top_p": {"temperature": 0.8, "seed": 8, "top_p": 0.8},
-    "top_k and min_p": {"temperature": 1, "seed": 9, "top_k": 40, "min_p": 0.02},
-    "repetition": {"temperature": 0, "repetition_penalty": 1.3},
-    "penalties": {
-        "temperature": 1,
-        "seed": 10,
-        "presence_penalty": 1.0,
-        "frequency_penalty": 0.3,
-    },
-    "bias": {"temperature": 1, "seed": 11, "logit_bias": {"60": 3, "61": -100}},
-    "logprobs": {"temperature": 1, "seed": 12, "logprobs": 2},
-}
+NUM_REPLICAS = 2
+NUM_STREAMS = 16
+MODEL, ADAPTER = "pydoc-chat", "pydoc-adapter"
+NUM_KV_BYTES = 32 * 128 * 3072
+"""Memory for 32 blocks of 128 tokens."""
+
+MIN_PREEMPTED = 4
+ENDS_S = 5
+"""How long the processes of a killed replica may last."""
+
+NOTICED_S = 25
+"""How long it takes until a replica is ended whose engine has died or hangs."""
+
+
+def document(source: str, adapter: str) -> dict[str, Any]:
+    """Return the file of the tests of faults, with vLLM."""
+    found = config()
+    application = found["applications"][0]
+    (chat,) = application["args"]["models"]
+    chat |= {
+        **keys_of("vllm"),
+        "source": source,
+        "dtype": "float32",
+        "num_cpus": 0.1,
+        "num_threads": 1,
+        "max_num_seqs": 32,
+        "kv_cache_memory_bytes": NUM_KV_BYTES,
+        "adapters": [{"id": ADAPTER, "source": adapter}],
+    }
+    application["args"]["limits"] |= {"failover_timeout_s": 300, "stall_timeout_s": 300}
+    (section,) = (each for each in application["deployments"] if each["name"] == MODEL)
+    section |= {**VLLM_MODEL, "num_replicas": NUM_REPLICAS, "graceful_shutdown_timeout_s": 20}
+    return found
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("killed")
-    model = entry(
-        "tiny",
-        save_model(folder / "tiny"),
-        engine="vllm",
-        engine_args={"enforce_eager": True, "kv_cache_memory_bytes": 2**26, "max_num_seqs": 8},
-        num_cpus=0.1,
-    )
-    port = free_port()
-    application = {
-        "name": "raystream",
-        "route_prefix": "/",
-        "import_path": "serve_app.app:build",
-        "args": {"models": [model], "limits": {"failover_timeout_s": 300, "stall_timeout_s": 300}},
-        "deployments": [{"name": "tiny", "num_replicas": 2, **VLLM_MODEL}],
-    }
-    http_options = {"host": "127.0.0.1", "port": port}
-    file = {"http_options": http_options, "applications": [application]}
-    (folder / "killed.yaml").write_text(yaml.safe_dump(file))
-    command = [str(Path(sys.executable).with_name("raystream")), "serve", "killed.yaml"]
-    url = f"http://127.0.0.1:{port}"
-    with started(command, folder, dict(os.environ), url) as (pid, _):
-        yield Served(url, pid)
+def server(changing_server: ChangingServer, tmp_path_factory: pytest.TempPathFactory) -> Server:
+    source = chat_model("vllm", tmp_path_factory.mktemp("chat"))
+    layers = AutoModelForCausalLM.from_pretrained(source).model.layers
+    folder = tmp_path_factory.mktemp("adapters") / ADAPTER
+    adapter = save_adapter(folder, 1, ("q_proj", "v_proj"), layers, scale=0.1)
+    return changing_server.serve(document(str(source), str(adapter)))
 
 
-def replicas(served: Served) -> list[psutil.Process]:
-    """Return the replicas that have an engine."""
-    processes = psutil.Process(served.pid).children(recursive=True)
-    found = [each for each in processes if "ServeReplica:raystream:tiny" in title_of(each)]
-    return [each for each in found if engine_of(each) is not None]
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(server) as client:
+        yield client
 
 
-def engine_of(replica: psutil.Process) -> psutil.Process | None:
-    return next((each for each in replica.children() if "EngineCore" in title_of(each)), None)
+@pytest.fixture
+async def replicas(changing_server: ChangingServer, server: Server) -> Replicas:
+    """Wait until both replicas live and have nothing to do."""
+    replicas = Replicas(changing_server.folder)
+    await asyncio.to_thread(changing_server.settle)
+    await replicas.complete(NUM_REPLICAS)
+    await reached(lambda: replicas.are_idle)
+    return replicas
 
 
-async def texts(served: Served, kill: Callable[[], None] | None = None) -> dict[str, str]:
-    """Return the events of all kinds of streams without their ids; kill once all have begun."""
-    begun = dict.fromkeys(KINDS, 0)
-
-    async def read(client: httpx.AsyncClient, name: str) -> str:
-        body = {
-            "model": "tiny",
-            "prompt": "def f(x):",
-            "max_tokens": NUM_TOKENS,
-            "ignore_eos": True,
-            "stream": True,
-            **KINDS[name],
-        }
-        text = ""
-        async with client.stream("POST", "/v1/completions", json=body) as answer:
-            assert answer.status_code == 200, await answer.aread()
-            async for line in answer.aiter_lines():
-                if line.startswith("data: {"):
-                    event = httpx.Response(200, content=line[6:]).json()
-                    assert "error" not in event, event
-                    text += event["choices"][0]["text"]
-                    begun[name] += 1
-        assert line == "" or line == "data: [DONE]"
-        return text
-
-    async with httpx.AsyncClient(base_url=served.url, timeout=300) as client:
-        tasks = {name: asyncio.ensure_future(read(client, name)) for name in KINDS}
-        if kill is not None:
-            async with asyncio.timeout(60):
-                while not all(begun.values()):  # noqa: ASYNC110 - streams tell of nothing else
-                    await asyncio.sleep(0.002)
-            kill()
-        return dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
+@pytest.fixture
+async def deployed(changing_server: ChangingServer, server: Server) -> AsyncIterator[Deployed]:
+    async with changing_server.changeable() as deployed:
+        yield deployed
 
 
-def serving(served: Served) -> list[psutil.Process]:
-    """Return the replicas that live and are ready."""
-    (model,) = httpx.get(f"{served.url}/v1/devices", timeout=30).json()["data"]
-    ready = {each["process_id"] for each in model["replicas"]}
-    return [each for each in replicas(served) if each.pid in ready]
+@pytest.fixture(scope="module")
+def answers() -> dict[str, tuple[Body, Answer]]:
+    """Return the streams that nothing has disturbed, by name, once a test has read them."""
+    return {}
 
 
-@pytest.mark.parametrize("of_engine", [False, True], ids=["the replica", "its engine"])
-async def test_streams_go_on_byte_for_byte_after_a_kill(served: Served, of_engine: bool) -> None:
-    wait_until(lambda: len(serving(served)) == 2, 240)
-    expected = await texts(served)
-    replica, _ = serving(served)
-    family = replica.children(recursive=True)
-    killed = engine_of(replica) if of_engine else replica
-    assert killed is not None
-    found = await texts(served, killed.kill)
-    assert {name: found[name] for name in KINDS if found[name] != expected[name]} == {}
-    wait_until(lambda: not any(map(is_alive, family)), ENDS_S + 10 * of_engine)
+@pytest.fixture
+async def undisturbed(
+    client: httpx.AsyncClient, replicas: Replicas, answers: dict[str, tuple[Body, Answer]]
+) -> Mapping[str, tuple[Body, Answer]]:
+    """Read all streams, so few at a time that none is preempted."""
+    if not answers:
+        bodies = await bodies_of(client)
+        for name, body in bodies.items():
+            answers[name] = (body, await read(client, body))
+        assert (await shown(client)).total("num_preempted") == 0
+    return answers
+
+
+async def bodies_of(client: httpx.AsyncClient) -> dict[str, Body]:
+    """Return sixteen requests of eleven kinds, and one of an adapter."""
+    asked = about("os.path.join", **SEEDED, logprobs=True)
+    logprobs = (await read(client, asked)).choices[0].logprobs
+    stop = split_stop([token["token"] for token, *_ in logprobs], 250)
+    kinds = {name: body for name, body in KINDS.items() if name != "image"}
+    kinds["stop"] = {**asked, "stop": [stop]}
+    others = [
+        {**body, "seed": 99, "temperature": 1.1} for body in kinds.values() if "stop" not in body
+    ]
+    again = {f"again {i}": each for i, each in enumerate(others[: NUM_STREAMS - len(kinds)])}
+    adapted = about("os.path.join", **SEEDED, model=ADAPTER)
+    return {**kinds, **again, "adapter": {**adapted, "model": ADAPTER}}
+
+
+def engine_of(replica: int) -> int:
+    """Return the process of a replica's EngineCore."""
+    children = psutil.Process(replica).children()
+    (found,) = (each.pid for each in children if "EngineCore" in " ".join(each.cmdline()))
+    return found
+
+
+Harm = Callable[[int, Deployed], Awaitable[None]]
+
+
+async def kill_replica(victim: int, deployed: Deployed) -> None:
+    kill(victim)
+
+
+async def kill_engine(victim: int, deployed: Deployed) -> None:
+    kill(engine_of(victim))
+
+
+async def stop_engine(victim: int, deployed: Deployed) -> None:
+    os.kill(engine_of(victim), signal.SIGSTOP)
+
+
+async def drain(victim: int, deployed: Deployed) -> None:
+    deployed.section(MODEL)["num_replicas"] = 1
+    await deployed.apply()
+
+
+async def redeploy(victim: int, deployed: Deployed) -> None:
+    deployed.application["args"]["limits"]["max_num_stops"] = 8
+    await deployed.apply()
+
+
+DEATHS = (kill_replica, kill_engine, stop_engine)
+AT = (0, 1, 7, 37)
+SHORT = {(7, kill_replica), (37, kill_engine)}
+CASES = [
+    pytest.param(at, harm, marks=() if (at, harm) in SHORT else pytest.mark.soak)
+    for harm in (*DEATHS, drain, redeploy)
+    for at in AT
+]
+
+
+@pytest.mark.parametrize(("at", "harm"), CASES)
+async def test_streams_of_eleven_kinds_are_equal_whatever_happens_to_a_replica(
+    client: httpx.AsyncClient,
+    replicas: Replicas,
+    deployed: Deployed,
+    undisturbed: Mapping[str, tuple[Body, Answer]],
+    record: Record,
+    at: int,
+    harm: Harm,
+) -> None:
+    name = f"stop-at-{at}-{uuid4().hex}"
+    bodies, expected = zip(*undisturbed.values(), strict=True)
+    ids = [f"{name}-{i}" for i in range(len(bodies))]
+    async with AsyncExitStack() as stack:
+        streams = [
+            await stack.enter_async_context(opened(client, body, request_id=id_))
+            for body, id_ in zip(bodies, ids, strict=True)
+        ]
+        num_sequences = sum(body.get("n", 1) for body in bodies)
+        await reached(lambda: replicas.num_stopped(name) == num_sequences)
+        runs = {id_: replicas.runs_of(id_) for id_ in ids}
+        ((victim, _),) = Counter(pid for pids in runs.values() for pid in pids).most_common(1)
+        family = [victim, *(each.pid for each in psutil.Process(victim).children(recursive=True))]
+        await harm(victim, deployed)
+        await reached(lambda: any(len(replicas.runs_of(id_)) > len(runs[id_]) for id_ in ids))
+        reading = asyncio.gather(*(stream.read_to_end() for stream in streams))
+        replicas.release(name)
+        if harm in DEATHS:
+            ends_s = ENDS_S if harm is kill_replica else NOTICED_S
+            gone_s = await reached(lambda: not any(map(is_alive, family)), ends_s)
+            record("until its processes had ended, s", round(gone_s, 2))
+        answers = await reading
+    assert_equal(answers, expected)
+    moved = [answer for answer in answers if answer.lost_at]
+    record("streams moved", len(moved))
+    record("longest pause, s", round(max(answer.longest_gap_s for answer in answers), 2))
+    num_preempted = (await shown(client)).total("num_preempted")
+    record("preemptions", num_preempted)
+    assert num_preempted >= MIN_PREEMPTED or harm not in DEATHS

@@ -18,7 +18,7 @@ from deployments.engine.model.loader import load_text_side
 from deployments.generator import prompt_encoder
 from deployments.generator.images import decode_image
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
-from deployments.text_generator import TextGenerator
+from deployments.generator_replica import GeneratorReplica
 from serve_app.config import AppConfig
 from tests.deployments.tiny_folder import save_text_model
 from tests.engine.tiny_models import (
@@ -136,7 +136,7 @@ async def test_a_text_is_answered_while_an_image_is_prepared(
 
 
 @pytest.fixture(scope="module")
-def generator(folder: Path) -> Iterator[TextGenerator]:
+def generator(folder: Path) -> Iterator[GeneratorReplica]:
     with local_generator(folder, max_model_len=128) as made:
         yield made
 
@@ -149,7 +149,7 @@ def config(config: AppConfig) -> AppConfig:
 
 
 @pytest.fixture
-async def client(generator: TextGenerator, config: AppConfig) -> AsyncIterator[AppClient]:
+async def client(generator: GeneratorReplica, config: AppConfig) -> AsyncIterator[AppClient]:
     async with local_client(generator, config) as client:
         yield client
 

@@ -12,11 +12,11 @@ import torch
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-from deployments.generator.async_engine import AsyncEngine
-from deployments.text_generator import TextGenerator
+from deployments.generator_replica import GeneratorReplica
 from serve_app.config import AppConfig
 from tests.deployments.tiny_folder import REASONING_TEMPLATE, save_text_model
 from tests.engine.tiny_models import SHAPE, byte_tokenizer
+from tests.engines import EngineName
 from tests.offenders import every
 from tests.serve_app.apps import AppClient
 from tests.serve_app.local_replica import local_client, local_generator
@@ -37,9 +37,11 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "color", "schema": SCHE
 
 
 @pytest.fixture(scope="module")
-def generator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextGenerator]:
+def generator(
+    tmp_path_factory: pytest.TempPathFactory, engine_name: EngineName
+) -> Iterator[GeneratorReplica]:
     folder = tmp_path_factory.mktemp("qwen3")
-    config = {**SHAPE, "vocab_size": 302, "num_key_value_heads": 2, "head_dim": 8}
+    config = {**SHAPE, "vocab_size": 302, "num_key_value_heads": 2, "head_dim": 32}
     torch.manual_seed(0)
     save_text_model(folder, Qwen3ForCausalLM(Qwen3Config(**config)))
     tokenizer = byte_tokenizer()
@@ -48,12 +50,12 @@ def generator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextGenerato
         "{% if begin is defined and begin %}<think>\n{% endif %}"
     )
     tokenizer.save_pretrained(folder)
-    with local_generator(folder, max_model_len=256) as made:
+    with local_generator(folder, engine_name, max_model_len=256) as made:
         yield made
 
 
 @pytest.fixture
-async def client(generator: TextGenerator, config: AppConfig) -> AsyncIterator[AppClient]:
+async def client(generator: GeneratorReplica, config: AppConfig) -> AsyncIterator[AppClient]:
     async with local_client(generator, config) as client:
         yield client
 
@@ -63,7 +65,7 @@ async def whole(client: AppClient, **fields: Any) -> Any:
 
 
 async def test_the_replica_finds_its_marks_and_the_template_s_parameters(
-    generator: TextGenerator,
+    generator: GeneratorReplica,
 ) -> None:
     description = await generator.describe()
     assert description.reasoning is not None
@@ -143,10 +145,10 @@ async def test_a_plain_prompt_has_no_template_to_set(client: AppClient, route: s
 
 
 async def test_ghsa_69j4_grxj_j64p_what_the_template_does_not_read_is_refused_and_nothing_runs(
-    client: AppClient, monkeypatch: pytest.MonkeyPatch
+    client: AppClient, generator: GeneratorReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Whatever is rendered or generated is a 500 now.
-    monkeypatch.delattr(AsyncEngine, "running")
+    monkeypatch.delattr(type(generator._engine), "running")
     monkeypatch.delattr(PreTrainedTokenizerBase, "apply_chat_template")
     for case in every(
         (route, name)

@@ -12,10 +12,11 @@ import torch
 from fastapi import FastAPI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deployments.text_generator import TextGenerator
+from deployments.generator_replica import GeneratorReplica
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.deployments.local_handle import local_backend
+from tests.engines import EngineName, chat_model
 from tests.serve_app.apps import Client
 from tests.serve_app.local_replica import local_generator
 
@@ -27,13 +28,16 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def generator() -> Iterator[TextGenerator]:
-    with local_generator(FOLDER, max_model_len=256, dtype="float32") as made:
+def generator(
+    tmp_path_factory: pytest.TempPathFactory, engine_name: EngineName
+) -> Iterator[GeneratorReplica]:
+    folder = chat_model(engine_name, tmp_path_factory.mktemp("chat"))
+    with local_generator(folder, engine_name, max_model_len=256, dtype="float32") as made:
         yield made
 
 
 @pytest.fixture
-async def app(generator: TextGenerator) -> AsyncIterator[FastAPI]:
+async def app(generator: GeneratorReplica) -> AsyncIterator[FastAPI]:
     config = AppConfig.model_validate({"models": [{"id": "m", "source": "nowhere"}]})
     async with aclosing(local_backend(generator)) as backend:
         yield build_app(AppParts(config, {"m": backend}))

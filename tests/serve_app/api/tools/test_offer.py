@@ -10,8 +10,9 @@ import jsonschema
 import pytest
 from PIL import Image, ImageDraw
 
-from deployments.text_generator import TextGenerator
+from deployments.generator_replica import GeneratorReplica
 from serve_app.config import AppConfig
+from tests.engines import EngineName, chat_model, only_raystream
 from tests.images import data_uri
 from tests.serve_app.apps import AppClient
 from tests.serve_app.local_replica import local_client, local_generator
@@ -41,18 +42,23 @@ ASK: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def generator() -> Iterator[TextGenerator]:
-    with local_generator(FOLDER, max_model_len=1024) as made:
+def generator(
+    tmp_path_factory: pytest.TempPathFactory, engine_name: EngineName
+) -> Iterator[GeneratorReplica]:
+    folder = chat_model(engine_name, tmp_path_factory.mktemp("chat"))
+    with local_generator(folder, engine_name, max_model_len=1024) as made:
         yield made
 
 
 @pytest.fixture
-async def client(generator: TextGenerator, config: AppConfig) -> AsyncIterator[httpx.AsyncClient]:
+async def client(
+    generator: GeneratorReplica, config: AppConfig
+) -> AsyncIterator[httpx.AsyncClient]:
     async with local_client(generator, config) as client:
         yield client
 
 
-async def test_the_embedded_model_s_template_supports_tools(generator: TextGenerator) -> None:
+async def test_the_embedded_model_s_template_supports_tools(generator: GeneratorReplica) -> None:
     description = await generator.describe()
     assert description.accepts_tools
     assert description.tool_call_format == "hermes"
@@ -132,7 +138,8 @@ async def test_a_function_is_called_and_its_result_is_accepted(client: AppClient
     assert answer.json()["usage"]["completion_tokens"] >= 1
 
 
-async def test_the_model_sees_the_image_in_a_tool_s_result(generator: TextGenerator) -> None:
+@only_raystream("images are refused with vLLM")
+async def test_the_model_sees_the_image_in_a_tool_s_result(generator: GeneratorReplica) -> None:
     drawn = Image.new("RGB", (64, 64), "white")
     ImageDraw.Draw(drawn).ellipse((12, 12, 52, 52), fill="red")
     image = {"type": "image", "source": {"type": "url", "url": data_uri(drawn)}}

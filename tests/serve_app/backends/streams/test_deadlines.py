@@ -156,6 +156,25 @@ async def test_the_reader_s_own_time_is_not_a_stall(advance: Clock) -> None:
     assert [await reading, *[deltas async for deltas in stream]] == HELLO[1:]
 
 
+async def test_the_wait_for_another_replica_is_not_a_stall(advance: Clock) -> None:
+    next_token = asyncio.Event()
+    backend = FakeBackend([HELLO[0], next_token, *HELLO[1:]])
+    moving, started_s = await backend.send(REQUEST), asyncio.get_running_loop().time()
+    stream = DeadlineStream(moving, limits(stall_timeout_s=SOON_S, total_timeout_s=60), started_s)
+    await anext(stream)
+    reading = asyncio.ensure_future(anext(stream))
+    await settle()
+    moving.is_moving = True
+    for _ in range(3):
+        advance(2 * SOON_S)
+        await settle()
+    assert not reading.done()
+    moving.is_moving = False
+    advance(2 * SOON_S)
+    with pytest.raises(StallTimeoutError):
+        await reading
+
+
 async def test_a_timeout_error_of_the_replica_is_not_a_deadline() -> None:
     backend = FakeBackend([HELLO[0], TimeoutError("theirs")])
     with pytest.raises(TimeoutError, match="theirs"):

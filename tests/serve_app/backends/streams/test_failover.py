@@ -16,7 +16,6 @@ from deployments.contract.errors import (
     PoolingFailedError,
     RaystreamError,
     ReplicaUnavailableError,
-    StallTimeoutError,
 )
 from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.generation import (
@@ -219,6 +218,33 @@ async def test_no_replica_in_time_ends_the_stream_and_says_when_to_come_back(
     assert (replicas.num_open, replicas.num_opening) == (0, 0)
 
 
+async def test_a_lost_stream_waits_for_as_long_as_the_slowest_start_and_the_file_says_the_least(
+    advance: Clock,
+) -> None:
+    opens = asyncio.Event()
+    replicas = Replicas(fates=[Fate(1), Fate(waits_for=opens)])
+    replicas.start_s = 100.0
+    told = Failover(replicas, replace(IMPATIENT, first_patience_s=1000))
+    reading = asyncio.ensure_future(read_to_end(await told.send(REQUEST)))
+    await replicas.opens.wait()
+    advance(199)
+    await settle()
+    assert not reading.done()
+    opens.set()
+    assert await reading == UNDISTURBED
+
+
+async def test_a_wait_that_follows_the_slowest_start_ends_and_says_so(advance: Clock) -> None:
+    replicas = Replicas(fates=[Fate(1), Fate(waits_for=asyncio.Event())])
+    replicas.start_s = 100.0
+    limits = replace(IMPATIENT, first_patience_s=1000)
+    reading = asyncio.ensure_future(read_to_end(await model(replicas, limits).send(REQUEST)))
+    await replicas.opens.wait()
+    advance(201)
+    with pytest.raises(ReplicaUnavailableError, match=r"200 s \(twice its slowest start\)"):
+        await reading
+
+
 async def test_an_error_says_why_no_replica_will_run() -> None:
     async def why_none() -> NoReplicaError:
         return NoReplicaError.of("m", "there is no such folder")
@@ -246,11 +272,11 @@ async def test_a_new_request_may_wait_longer_than_a_lost_one(advance: Clock) -> 
     assert await read_to_end(await asking) == UNDISTURBED
 
 
-async def test_a_stall_while_the_stream_waits_for_a_replica_is_a_stall() -> None:
+async def test_the_failover_limit_and_not_the_stall_limit_ends_the_wait_for_a_replica() -> None:
     replicas = Replicas(fates=[Fate(2), Fate(waits_for=asyncio.Event())])
-    limits = LimitsConfig(stall_timeout_s=0.02)
-    stream = await Deadlines(model(replicas), limits).send(REQUEST)
-    with pytest.raises(StallTimeoutError):
+    limits = LimitsConfig(stall_timeout_s=0.005)
+    stream = await Deadlines(model(replicas, IMPATIENT), limits).send(REQUEST)
+    with pytest.raises(ReplicaUnavailableError, match=r"limits\.failover_timeout_s"):
         await read_to_end(stream)
     assert (replicas.num_open, replicas.num_opening) == (0, 0)
 
