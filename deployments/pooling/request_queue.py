@@ -21,7 +21,14 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from deployments.contract.claims import PRIORITY_AGING_S, Claim, FairShares, TenantShare, cost
+from deployments.contract.claims import (
+    NO_CLAIM,
+    PRIORITY_AGING_S,
+    Claim,
+    FairShares,
+    TenantShare,
+    cost,
+)
 from deployments.contract.errors import (
     InvalidRequestError,
     OverloadedError,
@@ -176,7 +183,7 @@ class RequestQueue:
             OverloadedError: The limit of waiting requests is reached.
             ReplicaUnavailableError: The device's worker has ended.
         """
-        job = Job(claim or Claim(), came_s=self._now_s())
+        job = Job(claim or NO_CLAIM, came_s=self._now_s())
         self._enter(job)
         try:
             yield job

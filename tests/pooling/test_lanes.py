@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.compute.token_budget import TokenBudget
-from deployments.contract.claims import Claim
+from deployments.contract.claims import NO_CLAIM, Claim
 from deployments.pooling.lanes import (
     GPU_LANES,
     MAX_LANES,
@@ -28,7 +28,6 @@ from tests.pooling.tiny_classifiers import MODELS, qwen2
 DEADLINE_S = 20
 LONG = MIN_LANE_TOKENS
 CPU = torch.device("cpu")
-NO_CLAIM = Claim()
 A, B = Claim(tenant="a"), Claim(tenant="b")
 
 

@@ -1,6 +1,7 @@
 """What a request may claim of a replica, beside the requests of others."""
 
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +30,7 @@ class Claim:
     def queue(self) -> tuple[int, str]:
         """Priority and tenant: where these are the same, the older request goes first."""
         return self.priority, self.tenant
+
+
+NO_CLAIM: Final = Claim()
+"""That of a request that claims nothing beside others."""

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from deployments.contract.claims import PRIORITY_AGING_S, Claim, ClaimQueue, FairShares
+from deployments.contract.claims import NO_CLAIM, PRIORITY_AGING_S, Claim, ClaimQueue, FairShares
 from deployments.plan.kv_layout import KVLayout
 from deployments.plan.replica_report import NO_WAITS, WaitReason, Waits
 
@@ -105,7 +105,7 @@ class Permit:
         is_planned: bool = False,
     ) -> None:
         """Start without a known size."""
-        self.claim = claim or Claim()
+        self.claim = claim or NO_CLAIM
         self.num_tokens = 0
         self.blocks: tuple[int, ...] = ()
         self.arrival = 0

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from deployments.contract.claims import Claim, FairShares
+from deployments.contract.claims import NO_CLAIM, Claim, FairShares
 from deployments.contract.errors import OverloadedError, OverloadReason
 
 T = TypeVar("T")
@@ -24,9 +24,6 @@ T = TypeVar("T")
 MAX_NUM_ASKING: Final = 16
 """Enough for a thousand requests a second, since an answer takes some ten milliseconds. Until the
 first refusal comes, each request asks a question of its own."""
-
-
-NO_CLAIM: Final = Claim()
 
 
 class FullError(OverloadedError):

@@ -3,9 +3,9 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
 
-from deployments.contract.claims import Claim, FairShares
+from deployments.contract.claims import NO_CLAIM, Claim, FairShares
 from deployments.contract.errors import OverloadReason
-from serve_app.backends.replicas.admission_queue import NO_CLAIM, AdmissionQueue, FullError
+from serve_app.backends.replicas.admission_queue import AdmissionQueue, FullError
 from tests.stopped_clock import settle
 
 
