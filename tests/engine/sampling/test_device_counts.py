@@ -113,7 +113,7 @@ def test_a_long_row_does_not_widen_all_others(monkeypatch: pytest.MonkeyPatch) -
     logits = torch.randn(len(rows), VOCAB_SIZE)
     expected = adjust(logits.clone(), rows)
     held.penalize(logits.clone(), rows)  # sends the tokens, and makes room for them
-    with Sizes() as sizes:
+    with Sizes() as sizes:  # type: ignore[no-untyped-call] # torch leaves it untyped
         held.penalize(logits, rows)
     assert torch.equal(logits, expected)
     assert VOCAB_SIZE <= sizes.most <= 600
