@@ -252,10 +252,13 @@ def test_a_process_that_computes_works_until_it_is_stopped(stops: bool) -> None:
             process.kill()
 
 
-def test_a_process_that_sleeps_does_not_work() -> None:
+def test_a_process_that_sleeps_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
         try:
-            wait(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING)
+            sleeping = psutil.Process(process.pid)
+            wait(lambda: sleeping.status() == psutil.STATUS_SLEEPING)
+            # Other tests of this process may have children, too.
+            monkeypatch.setattr(psutil.Process, "children", lambda _, recursive: [sleeping])
             assert not activity_below().is_working
         finally:
             process.kill()

@@ -41,7 +41,6 @@ MODEL, ADAPTER = "pydoc-chat", "pydoc-adapter"
 NUM_KV_BYTES = 32 * 128 * 3072
 """Memory for 32 blocks of 128 tokens."""
 
-MIN_PREEMPTED = 4
 ENDS_S = 5
 """How long the processes of a killed replica may last."""
 
@@ -213,6 +212,5 @@ async def test_streams_of_eleven_kinds_are_equal_whatever_happens_to_a_replica(
     moved = [answer for answer in answers if answer.lost_at]
     record("streams moved", len(moved))
     record("longest pause, s", round(max(answer.longest_gap_s for answer in answers), 2))
-    num_preempted = (await shown(client)).total("num_preempted")
-    record("preemptions", num_preempted)
-    assert num_preempted >= MIN_PREEMPTED or harm not in DEATHS
+    # Those of the lost replica went with it: `test_engine` forces preemptions and compares.
+    record("preemptions", (await shown(client)).total("num_preempted"))
