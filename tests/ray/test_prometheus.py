@@ -223,7 +223,8 @@ def our_expressions() -> list[str]:
 
 
 def test_our_dashboard_has_curves_in_each_panel(loaded: Loaded) -> None:
-    expressions = our_expressions()
+    # No stream is parked here, so nothing is told of the time for which one was.
+    expressions = [each for each in our_expressions() if "parked_seconds" not in each]
     assert expressions
     assert loaded.empty_under_load(expressions) == []
 
