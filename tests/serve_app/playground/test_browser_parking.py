@@ -1,6 +1,7 @@
 """Parking, as the page shows it: a slow answer of low priority, and then a chat that goes first."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 
 import httpx
@@ -14,12 +15,13 @@ from tests.serve_app.local_server import local_server
 from tests.serve_app.playground.served_page import Page
 
 DEADLINE_MS = 120_000
+LONG = {"type": "string", "minLength": 6000, "maxLength": 8000}
 SLOW = {
     "Temperature": "1",
     "Seed": "7",
     "Most tokens": "1200",
     "Priority": "5",
-    "JSON schema of the answer, as JSON": '{"type": "string", "minLength": 6000, "maxLength": 8000}',
+    "JSON schema of the answer, as JSON": json.dumps(LONG),
 }
 """An answer that goes on for a second or more."""
 
