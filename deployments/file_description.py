@@ -1,8 +1,6 @@
 """Describes a model from its files, for one that sleeps: no replica has loaded it."""
 
-from transformers import GenerationConfig
-
-from deployments.compute.model_files import read_settings, wrap_load_errors
+from deployments.compute.model_files import read_generation, read_settings, wrap_load_errors
 from deployments.compute.tokenizer_files import load_tokenizer
 from deployments.contract.descriptions import ModelDescription
 from deployments.contract.model_spec import ModelSpec, number
@@ -41,14 +39,7 @@ def _describe_vllm_files(spec: ModelSpec) -> ModelDescription:
     settings = read_settings(source, revision=revision)
     with wrap_load_errors(source, "its tokenizer"):
         tokenizer = load_tokenizer(source, revision=revision)
-    try:
-        generation = GenerationConfig.from_pretrained(
-            source,
-            revision=revision,  # type: ignore[arg-type] # None does
-            trust_remote_code=False,
-        )
-    except OSError:  # there is no such file
-        generation = None
+    generation = read_generation(source, revision=revision)
     encoder = PromptEncoder(
         tokenizer,
         None,

@@ -17,6 +17,7 @@ import transformers
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     core_model_loading,
@@ -155,6 +156,20 @@ def read_settings(source: str, *, revision: str | None) -> Mapping[str, Any]:
     with wrap_load_errors(source, "its config.json"):
         written, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
     return {**written, **(written.get("text_config") or {})}
+
+
+def read_generation(source: str, *, revision: str | None) -> GenerationConfig | None:
+    """Return what a model's generation_config.json says; None if there is no such file.
+
+    Args:
+        source: A folder, or the id of a hub repository.
+        revision: A commit of the hub repository.
+    """
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
+    try:
+        return GenerationConfig.from_pretrained(source, **options)
+    except OSError:
+        return None
 
 
 def _explain(source: str, written: Mapping[str, Any]) -> None:

@@ -20,10 +20,8 @@ SOURCES = sorted(
 )
 LOADERS = [
     ROOT / "deployments" / "engine" / "model" / "loader.py",
-    ROOT / "deployments" / "file_description.py",
     ROOT / "deployments" / "compute" / "model_files.py",
     ROOT / "deployments" / "compute" / "tokenizer_files.py",
-    ROOT / "deployments" / "vllm_engine" / "fleet" / "engine.py",
     ROOT / "serve_app" / "commands" / "check" / "plan.py",
 ]
 LOADS = re.compile(r"(?:c?[pP]ickle|dill|marshal|shelve|joblib)$")

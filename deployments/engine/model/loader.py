@@ -24,6 +24,7 @@ from deployments.compute.model_files import (
     choose_dtype,
     load_weights,
     read_config,
+    read_generation,
     wrap_load_errors,
 )
 from deployments.compute.speedups import check_quantization, num_weight_bytes, pack_weights
@@ -123,13 +124,8 @@ def load_text_side(
     config = load_config(source, revision=revision)
     with wrap_load_errors(source, "its tokenizer"):
         tokenizer, processor = _load_text_side(source, config, revision)
-        try:
-            generation = GenerationConfig.from_pretrained(
-                source,
-                revision=revision,  # type: ignore[arg-type] # None does
-                trust_remote_code=False,
-            )
-        except OSError:  # there is no such file; transformers then takes the model's own
+        generation = read_generation(source, revision=revision)
+        if generation is None:  # transformers then takes the model's own
             generation = GenerationConfig.from_model_config(config)
     return tokenizer, processor, generation
 

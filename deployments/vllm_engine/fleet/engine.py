@@ -12,12 +12,11 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
-from transformers import GenerationConfig
 
-from deployments.compute.model_files import read_settings
+from deployments.compute.model_files import read_generation, read_settings
 from deployments.compute.tokenizer_files import load_tokenizer
 from deployments.contract.errors import ReplicaUnavailableError
 from deployments.contract.model_spec import ModelSpec, number
@@ -84,7 +83,7 @@ class FleetEngine(AnyEngine):
         max_model_len = min(max_model_len, number(entry.max_model_len) or max_model_len)
         tokenizer = load_tokenizer(spec.source, revision=entry.revision)
         settings = read_settings(spec.source, revision=entry.revision)
-        generation = _generation_config(spec.source, revision=entry.revision)
+        generation = read_generation(spec.source, revision=entry.revision)
         named = None if generation is None else generation.eos_token_id
         named = tokenizer.eos_token_id if named is None else named
         ends = named if isinstance(named, list) else [] if named is None else [named]
@@ -275,14 +274,6 @@ class FleetEngine(AnyEngine):
             self._loop = asyncio.get_running_loop()
             self._session = open_session()
         return self._session
-
-
-def _generation_config(source: str, *, revision: str | None) -> GenerationConfig | None:
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
-    try:
-        return GenerationConfig.from_pretrained(source, **options)
-    except OSError:  # a model need not have one
-        return None
 
 
 def _no_memory(limits: EngineLimits, layout: KVLayout) -> MemoryPlan:
