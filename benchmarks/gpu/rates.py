@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.shapes import BenchmarkModel, stock
+from deployments.contract.output import TextDelta
 from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
@@ -163,12 +164,14 @@ def step(engine: Engine, num_new: dict[str, int] | None = None) -> float:
 
     Args:
         engine: The engine.
-        num_new: The new tokens of each sequence so far; those of the step are added.
+        num_new: The new tokens of each sequence so far; those that were told are added.
     """
+    told = list[tuple[str, TextDelta]]()
+    engine.deliver = told.extend
     started = time.perf_counter()
-    deltas = engine.step()
+    told += engine.step()
     seconds = time.perf_counter() - started
-    for name, delta in deltas:
+    for name, delta in told:
         if delta.error is not None:
             raise RuntimeError(delta.error)
         if num_new is not None:

@@ -11,12 +11,12 @@ engine must not be used after it.
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from deployments.compute.device_errors import is_out_of_memory
 from deployments.compute.sdpa import disable_cudnn_attention
-from deployments.compute.speedups import can_attend_rows, has_kernels
+from deployments.compute.speedups import can_attend_rows, find_store, has_kernels
 from deployments.compute.token_budget import TokenBudget
 from deployments.compute.work_watch import max_work_s
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
@@ -24,8 +24,7 @@ from deployments.contract.sampling_params import SamplingParams
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.attention.kv_cache import KVCache, KVShape
 from deployments.engine.attention.varlen_reads import describe_reads, find_obstacle
-from deployments.engine.detokenizing.detokenizer import UndecodableError
-from deployments.engine.detokenizing.detokenizers import Detokenizers
+from deployments.engine.detokenizing.detokenizers import Deltas, Detokenizers, NewToken
 from deployments.engine.grammar.matcher import GrammarCompiler
 from deployments.engine.idle_memory import IdleMemory
 from deployments.engine.invariants import check_invariants
@@ -38,11 +37,13 @@ from deployments.engine.recovery.step_recovery import OUT_OF_MEMORY, Row, StepOu
 from deployments.engine.replay.cuda_capture import open_capturer
 from deployments.engine.sampling.device_counts import DeviceCounts
 from deployments.engine.sampling.logprobs import PromptScores
-from deployments.engine.sampling.sampler import Sampled
+from deployments.engine.sampling.sampler import Sampled, waits_for_reads
 from deployments.engine.scheduling.scheduler import DecodeRow, Scheduler, StepPlan
 from deployments.engine.scheduling.sequence import Sequence, SequenceEvent, SequenceRequest
 
 logger = logging.getLogger(__name__)
+
+UNDECODABLE = "the tokens of this sequence can't be decoded to text"
 
 MAX_SCORED_LOGITS = 2**24
 """Logits of a step that are computed only for the log-probabilities of prompts: 64 MiB in float32,
@@ -57,6 +58,8 @@ class Engine:
         layout: The KV memory.
         attention: How its attention reads the KV memory, in words.
         max_step_s: Seconds after which a step can only hang.
+        deliver: Takes most deltas of the step before while a step runs, if the device runs steps by
+            itself. Without it, each step returns all its deltas.
     """
 
     def __init__(self, loaded: LoadedModel, limits: EngineLimits) -> None:
@@ -98,6 +101,7 @@ class Engine:
             device=model.device,
             attends_in_place=attends_in_place,
             reads_by_length=obstacle is None,
+            store=find_store(model.device) if obstacle is None else None,
         )
         disable_cudnn_attention(model.device)
         capturer = open_capturer(model.device) if limits.cuda_graphs else None
@@ -124,6 +128,9 @@ class Engine:
         self._token_counts = DeviceCounts.open(model.device)
         self._idle_memory = IdleMemory(self._kv, self._scheduler.table.extents)
         self._sequences: dict[str, Sequence] = {}
+        self.deliver: Callable[[Deltas], None] | None = None
+        self._new_tokens: list[NewToken] = []
+        self._runs_by_itself = waits_for_reads(model.device)
         self._num_steps = 0
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
@@ -227,11 +234,11 @@ class Engine:
         if sequence is not None:
             self._finish(sequence, FinishReason.ABORT)
 
-    def step(self) -> list[tuple[str, TextDelta]]:
-        """Run one step.
+    def step(self) -> Deltas:
+        """Run a step.
 
         Returns:
-            Pairs of a sequence id and its delta. A delta with a finish reason is the sequence's
+            The deltas that `deliver` did not take. A delta with a finish reason is its sequence's
             last: the engine has dropped the sequence.
         """
         plan = self._schedule()
@@ -240,7 +247,14 @@ class Engine:
             self._num_prompt_tokens += sequence.num_prompt_tokens
             self._num_cached_tokens += sequence.num_cached_tokens
         outcome = self._recovery.run(plan)
-        deltas = self._complete(outcome)
+        undecodable: list[Sequence] = []
+        deltas = self._tell(self._new_tokens, undecodable)
+        self._new_tokens = []
+        if self.deliver is not None and deltas:
+            self.deliver(deltas)
+            deltas = []
+        tells_later = self.deliver is not None and self._runs_by_itself
+        deltas += self._complete(outcome, undecodable, tells_later=tells_later)
         num_failed = sum(delta.error is not None for _, delta in deltas)
         if len(outcome.ran) + len(outcome.failed) > num_failed:
             self._num_steps += 1
@@ -275,18 +289,41 @@ class Engine:
             budget=self._budget,
         )
 
-    def _complete(self, outcome: StepOutcome) -> list[tuple[str, TextDelta]]:
-        """Turn a step's logits and failures into deltas, and update all sequences."""
+    def _complete(
+        self, outcome: StepOutcome, undecodable: list[Sequence], *, tells_later: bool
+    ) -> Deltas:
+        """Turn a step's logits and failures into deltas, and update all sequences.
+
+        Args:
+            outcome: The step's outcome.
+            undecodable: Sequences of which an earlier token can't be decoded; they end.
+            tells_later: Whether tokens that may wait are left for the next step.
+        """
         # This must come first: the code below frees the memory of sequences that have ended.
         self._mark_computed(outcome.ran)
         deltas = [self._fail(sequence, why) for sequence, why in outcome.failed]
+        tokens: list[NewToken] = []
         for step_logits in outcome.logits:
             deltas += [self._report(*scored) for scored in step_logits.scores]
             if step_logits.sequences:
-                deltas += self._sample(step_logits)
+                deltas += self._sample(step_logits, tokens)
         for sequence in outcome.restarting:
             self._preempt(sequence)
+        if tells_later:
+            self._new_tokens = [token for token in tokens if token.may_wait]
+            tokens = [token for token in tokens if not token.may_wait]
+        deltas += self._tell(tokens, undecodable)
+        unended = [sequence for sequence in undecodable if sequence.finish_reason is None]
+        deltas += [self._fail(sequence, UNDECODABLE) for sequence in unended]
         self._adjust_budget(outcome.num_oom_tokens)
+        return deltas
+
+    def _tell(self, tokens: Iterable[NewToken], undecodable: list[Sequence]) -> Deltas:
+        """Return the texts of new tokens, and end the sequences that end with them."""
+        deltas = self._detokenizers.tell(tokens, undecodable)
+        for sequence_id, delta in deltas:
+            if delta.finish_reason is not None:
+                self._finish(self._sequences[sequence_id], delta.finish_reason)
         return deltas
 
     def _mark_computed(self, rows: Iterable[Row]) -> None:
@@ -331,14 +368,23 @@ class Engine:
         sequence.num_scored_tokens += sum(map(len, delta.prompt_logprobs))
         return sequence.sequence_id, delta
 
-    def _sample(self, step_logits: StepLogits) -> list[tuple[str, TextDelta]]:
+    def _sample(self, step_logits: StepLogits, tokens: list[NewToken]) -> Deltas:
+        """Sample the next tokens and append them.
+
+        Args:
+            step_logits: The logits.
+            tokens: Gets the new tokens.
+
+        Returns:
+            The deltas of sequences that end without a token.
+        """
         step = sample_step(step_logits, self._token_counts)
         out_of_memory = [sequence for sequence, is_short in step.failed if is_short]
         # A smaller step can't help the only running sequence.
         runs_alone = self._scheduler.num_running == 1
         if out_of_memory and not runs_alone:
             self._budget.shrink(len(step_logits.sequences))
-        deltas: list[tuple[str, TextDelta]] = []
+        deltas: Deltas = []
         for sequence, is_short in step.failed:
             if not is_short:
                 deltas.append(self._fail(sequence, "the next token could not be sampled"))
@@ -346,10 +392,18 @@ class Engine:
                 deltas.append(self._fail(sequence, OUT_OF_MEMORY))
             else:
                 self._preempt(sequence)
-        return deltas + [self._advance(sequence, sampled) for sequence, sampled in step.sampled]
+        for sequence, sampled in step.sampled:
+            advanced = self._advance(sequence, sampled)
+            if isinstance(advanced, NewToken):
+                tokens.append(advanced)
+            else:
+                deltas.append(advanced)
+        return deltas
 
-    def _advance(self, sequence: Sequence, sampled: Sampled | None) -> tuple[str, TextDelta]:
-        """Append a token, detokenize it, and end the sequence if the token ends it."""
+    def _advance(
+        self, sequence: Sequence, sampled: Sampled | None
+    ) -> NewToken | tuple[str, TextDelta]:
+        """Append a token; return it, or the delta of a sequence that ends without it."""
         if sampled is None:
             why = sequence.grammar_error or "no token can be chosen: the logits are not finite"
             return self._fail(sequence, why)
@@ -366,13 +420,7 @@ class Engine:
         reason = sequence.append(sampled.token_id)
         if sequence.grammar_error is not None:
             return self._fail(sequence, sequence.grammar_error)
-        try:
-            delta = self._detokenizers.append(sequence, sampled, reason)
-        except UndecodableError:
-            return self._fail(sequence, "the tokens of this sequence can't be decoded to text")
-        if delta.finish_reason is not None:
-            self._finish(sequence, delta.finish_reason)
-        return sequence.sequence_id, delta
+        return NewToken(sequence, sampled, reason)
 
     def _fail(self, sequence: Sequence, error: str) -> tuple[str, TextDelta]:
         self._finish(sequence, FinishReason.ERROR)
@@ -405,7 +453,7 @@ class Engine:
                 if is_out_of_memory(error):
                     raise
                 raise UnsupportedModelError(f"the model failed to warm up: {error}") from error
-            for _, delta in self._complete(outcome):
+            for _, delta in self._complete(outcome, [], tells_later=False):
                 if delta.error == OUT_OF_MEMORY:
                     raise MemoryError(delta.error)
                 if delta.error is not None:

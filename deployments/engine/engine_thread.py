@@ -1,6 +1,7 @@
 """The thread that owns an engine.
 
-Other threads post commands to it and receive deltas, one call per step. The engine is also created
+Other threads post commands to it and receive deltas, one call per step; two on a GPU, where texts
+of the step before are handed over while a step runs. The engine is also created
 on this thread: OpenMP workers belong to one thread, and using them from a second thread would slow
 every step.
 
@@ -20,12 +21,12 @@ from concurrent.futures import Future
 
 from deployments.compute.work_watch import WorkWatch
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
+from deployments.engine.detokenizing.detokenizers import Deltas
 from deployments.engine.engine import Engine
 from deployments.engine.scheduling.sequence import SequenceRequest
 
 logger = logging.getLogger(__name__)
 
-Deltas = list[tuple[str, TextDelta]]
 Command = Callable[[Engine], Deltas]
 
 
@@ -47,7 +48,8 @@ class EngineThread:
         Args:
             make_engine: Called once, on the thread.
             on_deltas: Called on the thread after each turn with the deltas of its commands and
-                step. The list may be empty: an abort changes `stats` without a delta.
+                step. The list may be empty: an abort changes `stats` without a delta. Also called
+                within a turn; see `Engine.deliver`.
         """
         self._make_engine = make_engine
         self._on_deltas = on_deltas
@@ -160,6 +162,7 @@ class EngineThread:
             self._end_all("the engine could not be made")
             self._engine.set_exception(error)
             return
+        engine.deliver = self._on_deltas
         self._engine.set_result(engine)
         why = "the engine was stopped; send the request again"
         try:

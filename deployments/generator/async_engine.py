@@ -16,8 +16,9 @@ from deployments.compute.work_watch import is_hung
 from deployments.contract.errors import GenerationFailedError
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
+from deployments.engine.detokenizing.detokenizers import Deltas
 from deployments.engine.engine import Engine
-from deployments.engine.engine_thread import Deltas, EngineDeadError, EngineThread
+from deployments.engine.engine_thread import EngineDeadError, EngineThread
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.text_engine import AnyEngine, EngineFacts, Take
 

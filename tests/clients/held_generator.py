@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from deployments.contract.output import TextDelta
-from deployments.engine.engine_thread import Deltas
+from deployments.engine.detokenizing.detokenizers import Deltas
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.placed_engine import PlacedEngine
 from deployments.generator.text_engine import Take

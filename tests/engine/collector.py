@@ -25,15 +25,23 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 
 class Collector:
-    """Steps an engine and keeps each sequence's deltas; checks the invariants when it is idle."""
+    """Steps an engine and keeps each sequence's deltas; checks the invariants when it is idle.
 
-    def __init__(self, engine: Engine) -> None:
+    If it tells later, the engine hands most deltas over while the next step runs, as on a GPU.
+    """
+
+    def __init__(self, engine: Engine, *, tells_later: bool = False) -> None:
         self.engine = engine
         self.deltas: dict[str, list[TextDelta]] = {}
+        if tells_later:
+            engine._runs_by_itself, engine.deliver = True, self.take
+
+    def take(self, deltas: Iterable[tuple[str, TextDelta]]) -> None:
+        for sequence_id, delta in deltas:
+            self.deltas.setdefault(sequence_id, []).append(delta)
 
     def step(self) -> None:
-        for sequence_id, delta in self.engine.step():
-            self.deltas.setdefault(sequence_id, []).append(delta)
+        self.take(self.engine.step())
 
     def run(self) -> None:
         while self.engine.has_work:
@@ -93,9 +101,11 @@ def sized_image_request(
     return SequenceRequest(name, tuple(prompt), params, model_inputs=model_inputs)
 
 
-def run_staggered(engine: Engine, requests: Iterable[SequenceRequest]) -> Collector:
+def run_staggered(
+    engine: Engine, requests: Iterable[SequenceRequest], *, tells_later: bool = False
+) -> Collector:
     """Add a request before every second step, so that it meets others in every state."""
-    collector = Collector(engine)
+    collector = Collector(engine, tells_later=tells_later)
     for request in requests:
         engine.add(request)
         collector.step()

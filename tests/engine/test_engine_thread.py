@@ -5,8 +5,9 @@ import pytest
 
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
+from deployments.engine.detokenizing.detokenizers import Deltas
 from deployments.engine.engine import Engine
-from deployments.engine.engine_thread import Deltas, EngineDeadError, EngineThread
+from deployments.engine.engine_thread import EngineDeadError, EngineThread
 from deployments.engine.scheduling.sequence import SequenceRequest
 from tests.engine.tiny_models import generate, load, make_engine, qwen2
 

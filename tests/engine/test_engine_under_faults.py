@@ -56,12 +56,14 @@ class FaultyEngine(RuleBasedStateMachine):
 
     Attributes:
         make_model: Makes the model.
+        tells_later: Whether the engine tells texts while the next step runs.
         reach: Most tokens after a bad one in a prompt. With more, a model with a sliding window
             would never notice the bad one.
     """
 
     make_model: MakeModel = staticmethod(qwen2)
     reach = 1000
+    tells_later = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +74,8 @@ class FaultyEngine(RuleBasedStateMachine):
         make_undecodable(loaded, self.undecodable)
         self.most_tokens = 1000
         self.model = FaultyModel(loaded, self.fault)
-        self.collector = Collector(make_engine(loaded, max_num_seqs=5, memory=2))
+        engine = make_engine(loaded, max_num_seqs=5, memory=2)
+        self.collector = Collector(engine, tells_later=self.tells_later)
         self.added: dict[str, tuple[SequenceRequest, int | None]] = {}
         self.aborted: set[str] = set()
 
@@ -160,10 +163,14 @@ class FaultyEngine(RuleBasedStateMachine):
 
 
 class FaultyRings(FaultyEngine):
-    """The same with layers that overwrite old tokens with new ones."""
+    """The same with layers that overwrite old tokens with new ones, and texts that are told later.
+
+    So a text may turn out to be undecodable while the next step runs.
+    """
 
     make_model = staticmethod(mistral)
     reach = 5
+    tells_later = True
 
 
 # No shrinking: it would run for minutes.

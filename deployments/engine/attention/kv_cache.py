@@ -24,6 +24,7 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 from deployments.compute.host_memory import ReservedMemory
+from deployments.compute.speedups import Store
 from deployments.plan.kv_layout import Extent, KVCopy, KVLayout, layers_by_capacity
 from deployments.plan.model_shape import kv_heads_of, windows_of
 
@@ -86,6 +87,7 @@ class KVCache:
         device: Where the tensors are.
         attends_in_place: Whether `attend_rows` attends; otherwise torch does.
         reads_by_length: Whether torch's flash attention reads the extents (`ExtentReads`).
+        store: Stores keys and values in one launch; None if torch stores them one by one.
         capacities: For each layer, the most tokens of a sequence that it keeps.
         groups: For each layer, the index of its group.
         spare_tokens: For each group, the token after its blocks. Padding is stored there and reads
@@ -103,6 +105,7 @@ class KVCache:
         device: torch.device,
         attends_in_place: bool = False,
         reads_by_length: bool = False,
+        store: Store | None = None,
     ) -> None:
         """Reserve all blocks at once, as zeros.
 
@@ -113,6 +116,7 @@ class KVCache:
             device: Where the model runs.
             attends_in_place: Whether `attend_rows` attends; see `can_attend_rows`.
             reads_by_length: Whether flash attention reads the extents; see `find_obstacle`.
+            store: Stores keys and values in one launch; see `find_store`.
         """
         assert layout.capacities == shape.group_capacities(max_model_len)
         self.shape = shape
@@ -121,6 +125,7 @@ class KVCache:
         self.device = device
         self.attends_in_place = attends_in_place
         self.reads_by_length = reads_by_length
+        self.store = store
         self.capacities = shape.capacities(max_model_len)
         self.groups = tuple(map(self.group_of, self.capacities))
         self.spare_tokens = tuple(count * layout.block_size for count in layout.num_blocks)
@@ -180,8 +185,12 @@ class KVCache:
             keys: [n, num_kv_heads, head_dim].
             values: [n, num_kv_heads, head_dim].
         """
-        self.keys[layer].index_copy_(0, tokens, keys)
-        self.values[layer].index_copy_(0, tokens, values)
+        stored = self.keys[layer], self.values[layer]
+        if self.store is not None:
+            self.store(*stored, tokens, keys, values)
+            return
+        for own, new in zip(stored, (keys, values), strict=True):
+            own.index_copy_(0, tokens, new)
 
     def write_chunk(
         self,

@@ -1,6 +1,7 @@
 """The detokenizers of all sequences that an engine holds."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
@@ -11,6 +12,33 @@ from deployments.engine.limits import InvalidSequenceError
 from deployments.engine.sampling.logprobs import PromptScores
 from deployments.engine.sampling.sampler import Sampled
 from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
+
+Deltas = list[tuple[str, TextDelta]]
+"""Pairs of a sequence's id and its delta."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """A token whose text is still to be told.
+
+    Attributes:
+        sequence: The sequence; it already holds the token.
+        sampled: The token.
+        finish_reason: Set if the token ends the sequence, whatever its text.
+    """
+
+    sequence: Sequence
+    sampled: Sampled
+    finish_reason: FinishReason | None
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether its text may be told while the next step runs.
+
+        Not if it ends the sequence, or could, or if it is the first that a client waits for.
+        """
+        is_inner = self.finish_reason is None and self.sequence.num_new_tokens > 1
+        return is_inner and not self.sequence.request.params.stop
 
 
 class Detokenizers:
@@ -41,6 +69,26 @@ class Detokenizers:
         except UndecodableError as error:
             raise InvalidSequenceError("the generated tokens can't be decoded to text") from error
         self._detokenizers[request.sequence_id] = detokenizer
+
+    def tell(self, tokens: Iterable[NewToken], undecodable: list[Sequence]) -> Deltas:
+        """Return the texts of new tokens, at most one of a sequence.
+
+        Args:
+            tokens: The tokens. Those of sequences that have ended since are left out.
+            undecodable: Sequences whose text can't be made; others are added.
+        """
+        deltas: Deltas = []
+        for token in tokens:
+            sequence = token.sequence
+            if sequence.finish_reason is not None or sequence in undecodable:
+                continue
+            try:
+                delta = self.append(sequence, token.sampled, token.finish_reason)
+            except UndecodableError:
+                undecodable.append(sequence)
+            else:
+                deltas.append((sequence.sequence_id, delta))
+        return deltas
 
     def append(
         self, sequence: Sequence, sampled: Sampled, reason: FinishReason | None
