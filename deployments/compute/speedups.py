@@ -6,7 +6,7 @@ called.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from transformers import PreTrainedModel
@@ -28,10 +28,12 @@ from deployments.plan.processor import features, has_bfloat16
 
 __all__ = (
     "KVRows",
+    "Store",
     "attend_rows",
     "can_attend_rows",
     "check_quantization",
     "describe_kernels",
+    "find_store",
     "fuse_on_gpu",
     "has_kernels",
     "is_single_row_exact",
@@ -98,6 +100,29 @@ def fuse_on_gpu(
         logger.warning("operators are not fused: those of %s round elsewhere", difference)
         return None
     return fuse(graph, OPERATORS)
+
+
+Store = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Stores tokens: takes keys, values, places, new keys and new values; see `gpu.ops.store`."""
+
+
+def find_store(device: torch.device) -> Store | None:
+    """Return what stores keys and values on a GPU in one launch; None if torch has to."""
+    if device.type != "cuda":
+        return None
+    try:
+        from deployments.compute.gpu.ops import store
+
+        rows = torch.arange(12, device=device).view(3, 2, 2).float()
+        keys, values = torch.zeros_like(rows), torch.zeros_like(rows)
+        store(keys, values, torch.tensor([2, 0], device=device), rows[:2], -rows[:2])
+        is_right = torch.equal(keys[[2, 0]], rows[:2]) and torch.equal(keys, -values)
+    except Exception as error:  # Triton may be missing, or lack a C compiler
+        if is_fatal(error) or is_out_of_memory(error):
+            raise
+        logger.warning("keys and values are stored apart: %s: %s", type(error).__name__, error)
+        return None
+    return store if is_right else None
 
 
 def pack_weights(model: torch.nn.Module, quantization: str | None = None) -> None:

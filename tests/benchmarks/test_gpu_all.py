@@ -1,5 +1,8 @@
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,24 +105,20 @@ def test_a_part_without_time_is_named_and_none_is_left_running(tmp_path: Path) -
     assert "no time was left" in (tmp_path / "table.md").read_text()
 
 
+def hang(name: str, device: str, rows_file: Path, log_file: Path) -> None:
+    """Stand in for a part that starts a process, writes a row and a half, and never ends."""
+    os.setsid()
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    rows_file.write_text(f'{{"child": {child.pid}}}\n{{"cut": ')
+    child.wait()
+
+
 def test_a_part_over_its_time_leaves_no_process_and_only_whole_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "benchmarks" / "gpu"
-    package.mkdir(parents=True)
-    for folder in (package.parent, package):
-        (folder / "__init__.py").touch()
-    (package / "parts.py").write_text(
-        "import subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
-        "rows = open(sys.argv[3], 'w')\n"
-        'rows.write(\'{"child": %d}\\n{"cut": \' % child.pid)\n'
-        "rows.flush()\n"
-        "child.wait()\n"
-    )
-    monkeypatch.setattr(program, "ROOT", tmp_path)
-    outcome = program.run_part("hanging", "cpu", tmp_path, 5.0)
-    assert outcome.trouble == "ended after 5 s"
+    monkeypatch.setattr(program, "_run", hang)
+    outcome = program.run_part("hanging", "cpu", tmp_path, 15.0)
+    assert outcome.trouble == "ended after 15 s"
     (row,) = outcome.rows
     assert row.keys() == {"child"}
     assert has_ended(row["child"])

@@ -47,6 +47,7 @@ def fuse(graph: torch.fx.GraphModule, ops: FusedOperators) -> torch.fx.GraphModu
     if not count:
         return None
     fused.graph.eliminate_dead_code()
+    _pair_rotations(fused.graph, ops)
     fused.recompile()
     return fused
 
@@ -196,6 +197,30 @@ def _fuse_rotation(graph: torch.fx.GraphModule, ops: FusedOperators, node: torch
         return False
     _replace(graph, node, ops.rotate, (heads, *tables))
     return True
+
+
+def _pair_rotations(graph: torch.fx.Graph, ops: FusedOperators) -> None:
+    """Fuse rotations by the same tables, as those of a layer's queries and keys, two by two."""
+    if ops.rotate_pair is None:
+        return
+    first: torch.fx.Node | None = None
+    for node in list(graph.nodes):
+        if first is not None and first in node.all_input_nodes:
+            first = None  # it is read before another could be rotated with it
+        if node.target is not ops.rotate:
+            continue
+        if first is None or first.args[1:] != node.args[1:]:
+            first = node
+            continue
+        with graph.inserting_before(node):
+            pair = graph.call_function(ops.rotate_pair, (first.args[0], *node.args))
+            for index, part in enumerate((first, node)):
+                item = graph.call_function(getitem, (pair, index))
+                item.meta = dict(part.meta)
+                part.replace_all_uses_with(item)
+        graph.erase_node(first)
+        graph.erase_node(node)
+        first = None
 
 
 def _fuse_silu(graph: torch.fx.GraphModule, ops: FusedOperators, node: torch.fx.Node) -> bool:

@@ -20,6 +20,7 @@ class FusedOperators:
         gelu_mul: As `silu_mul`; also bfloat16 if there is no `table_mul`.
         table_mul: Takes a table of an activation for all bfloat16, and then as `silu_mul`.
         all_bfloat16: Returns the table's arguments.
+        rotate_pair: Takes heads, other heads, cosines and sines; returns both as `rotate` would.
     """
 
     device_type: str
@@ -31,3 +32,4 @@ class FusedOperators:
     gelu_mul: Callable[..., torch.Tensor]
     table_mul: Callable[..., torch.Tensor] | None = None
     all_bfloat16: Callable[[], torch.Tensor] | None = None
+    rotate_pair: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None

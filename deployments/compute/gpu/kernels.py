@@ -63,11 +63,12 @@ def norm_rows(
 
 
 @triton.jit
-def rotate_heads(
+def rotate_row(
     heads,
     cosines,
     sines,
     output,
+    row,
     head_stride,
     row_stride,
     table_stride,
@@ -77,7 +78,6 @@ def rotate_heads(
     block_half: tl.constexpr,
 ):
     """Apply rotary positions to all heads of a row; the output is [n, num_heads, head_dim]."""
-    row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, block_heads)[:, None]
     at = tl.arange(0, block_half)[None, :]
     mask = (head < num_heads) & (at < half)
@@ -97,6 +97,84 @@ def rotate_heads(
     target = output + (row * num_heads + head) * 2 * half + at
     tl.store(target, rounded(first, dtype).to(dtype), mask=mask)
     tl.store(target + half, rounded(second, dtype).to(dtype), mask=mask)
+
+
+@triton.jit
+def rotate_both(
+    heads,
+    others,
+    cosines,
+    sines,
+    output,
+    others_output,
+    head_stride,
+    row_stride,
+    others_head_stride,
+    others_row_stride,
+    table_stride,
+    num_heads: tl.constexpr,
+    num_others: tl.constexpr,
+    half: tl.constexpr,
+    block_heads: tl.constexpr,
+    block_others: tl.constexpr,
+    block_half: tl.constexpr,
+):
+    """Apply the same rotary positions to heads, and to others unless there are 0 of them."""
+    row = tl.program_id(0).to(tl.int64)
+    if tl.program_id(1) == 0:
+        rotate_row(
+            heads,
+            cosines,
+            sines,
+            output,
+            row,
+            head_stride,
+            row_stride,
+            table_stride,
+            num_heads,
+            half,
+            block_heads,
+            block_half,
+        )
+    else:
+        rotate_row(
+            others,
+            cosines,
+            sines,
+            others_output,
+            row,
+            others_head_stride,
+            others_row_stride,
+            table_stride,
+            num_others,
+            half,
+            block_others,
+            block_half,
+        )
+
+
+@triton.jit
+def store_rows(
+    keys,
+    values,
+    places,
+    new_keys,
+    new_values,
+    keys_stride,
+    values_stride,
+    width: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Store a row of keys or of values at its place."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, block)
+    mask = at < width
+    target = tl.load(places + row) * width + at
+    if tl.program_id(1) == 0:
+        tl.store(keys + target, tl.load(new_keys + row * keys_stride + at, mask=mask), mask=mask)
+    else:
+        new = tl.load(new_values + row * values_stride + at, mask=mask)
+        tl.store(values + target, new, mask=mask)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import triton
 from torch.nn.functional import gelu, silu
 
 from deployments.compute.fusion.fused_operators import FusedOperators
-from deployments.compute.gpu.kernels import gate_rows, norm_rows, rotate_heads
+from deployments.compute.gpu.kernels import gate_rows, norm_rows, rotate_both, store_rows
 
 MAX_WIDTH = 16_384
 """A norm holds a row in registers."""
@@ -87,28 +87,82 @@ def _norm(
 
 def rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
     """Apply rotary positions [1, n, head_dim] to heads [1, num_heads, n, head_dim]."""
-    if heads.stride(-1) != 1:
-        heads = heads.contiguous()
+    return _rotate(cosines, sines, heads)[0]
+
+
+def rotate_pair(
+    heads: torch.Tensor, others: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Apply the same rotary positions to queries and keys, in one launch; see `rotate`."""
+    rotated, others_rotated = _rotate(cosines, sines, heads, others)
+    return rotated, others_rotated
+
+
+def _rotate(
+    cosines: torch.Tensor, sines: torch.Tensor, *given: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    both = [each if each.stride(-1) == 1 else each.contiguous() for each in given]
     cosines, sines = cosines.contiguous(), sines.contiguous()
-    _, num_heads, num_rows, head_dim = heads.shape
-    size = (1, num_rows, num_heads, head_dim)
-    output = torch.empty(size, dtype=heads.dtype, device=heads.device)
+    num_rows, head_dim = cosines.shape[-2:]
+    outputs = [each.new_empty(1, num_rows, each.shape[1], head_dim) for each in both]
     half = head_dim // 2
-    rotate_heads[(num_rows,)](
-        heads,
+    first, last = both[0], both[-1]
+    rotate_both[(num_rows, len(both))](
+        first,
+        last,
         cosines,
         sines,
-        output,
-        heads.stride(1),
-        heads.stride(2),
+        outputs[0],
+        outputs[-1],
+        first.stride(1),
+        first.stride(2),
+        last.stride(1),
+        last.stride(2),
         head_dim,
-        num_heads=num_heads,
+        num_heads=first.shape[1],
+        num_others=last.shape[1],
         half=half,
-        block_heads=triton.next_power_of_2(num_heads),
+        block_heads=triton.next_power_of_2(first.shape[1]),
+        block_others=triton.next_power_of_2(last.shape[1]),
         block_half=triton.next_power_of_2(half),
         num_warps=4,
     )
-    return output.transpose(1, 2)
+    return tuple(output.transpose(1, 2) for output in outputs)
+
+
+def store(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    places: torch.Tensor,
+    new_keys: torch.Tensor,
+    new_values: torch.Tensor,
+) -> None:
+    """Store the keys and values of n tokens, in one launch.
+
+    Args:
+        keys: [tokens, num_kv_heads, head_dim], contiguous.
+        values: As keys.
+        places: [n], int64, the place of each token.
+        new_keys: [n, num_kv_heads, head_dim].
+        new_values: As new_keys.
+    """
+    rows = [each if _is_row(each) else each.contiguous() for each in (new_keys, new_values)]
+    width = keys.stride(0)
+    store_rows[(len(places), 2)](
+        keys,
+        values,
+        places,
+        *rows,
+        *(each.stride(0) for each in rows),
+        width=width,
+        block=triton.next_power_of_2(width),
+        num_warps=4,
+    )
+
+
+def _is_row(tokens: torch.Tensor) -> bool:
+    """Return whether the heads of a token lie one after the other."""
+    return tokens.stride(2) == 1 and tokens.stride(1) == tokens.shape[2]
 
 
 def silu_mul(joined: torch.Tensor) -> torch.Tensor:
@@ -132,7 +186,16 @@ def _gate(joined: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
     return output
 
 
-OPERATORS = FusedOperators("cuda", MAX_WIDTH, rms_norm, add_rms_norm, rotate, silu_mul, gelu_mul)
+OPERATORS = FusedOperators(
+    "cuda",
+    MAX_WIDTH,
+    rms_norm,
+    add_rms_norm,
+    rotate,
+    silu_mul,
+    gelu_mul,
+    rotate_pair=rotate_pair,
+)
 """These operators, for `fuse`."""
 
 LEAST_EQUAL = 0.99
@@ -160,10 +223,14 @@ def find_difference(dtype: torch.dtype, device: torch.device) -> str | None:
     heads, cosines, sines = random(1, 4, 5, 128), random(1, 5, 128), random(1, 5, 128)
     low, high = heads.chunk(2, -1)
     turned = torch.cat((-high, low), -1) * sines[:, None]
-    if dtype is torch.bfloat16 and not torch.equal(
-        rotate(heads, cosines, sines), heads * cosines[:, None] + turned
-    ):
-        return "rotary positions"
+    if dtype is torch.bfloat16:
+        expected = heads * cosines[:, None] + turned
+        few, all_heads = rotate_pair(heads[:, :3], heads, cosines, sines)
+        found = (rotate(heads, cosines, sines), all_heads)
+        if not all(torch.equal(each, expected) for each in found):
+            return "rotary positions"
+        if not torch.equal(few, expected[:, :3]):
+            return "rotary positions"
     rows, others, weight = random(1, 5, 512), random(1, 5, 512), random(512)
     for is_shifted in (False, True):
         total, output = add_rms_norm(rows, others, weight, PROBE_EPSILON, is_shifted)

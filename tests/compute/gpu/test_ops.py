@@ -62,6 +62,20 @@ def test_an_operator_that_rounds_once_too_little_is_found(monkeypatch: pytest.Mo
     assert ops.find_difference(torch.bfloat16, DEVICE) == "rotary positions"
 
 
+def test_a_pair_of_which_one_is_not_rotated_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.compute.gpu import ops
+
+    right = ops.rotate_pair
+    for swap in (False, True):
+
+        def wrong(*given: torch.Tensor, swap: bool = swap) -> tuple[torch.Tensor, ...]:
+            found = right(*given)
+            return (given[0], found[1]) if swap else (found[0], given[1])
+
+        monkeypatch.setattr(ops, "rotate_pair", wrong)
+        assert ops.find_difference(torch.bfloat16, DEVICE) == "rotary positions"
+
+
 @dtypes
 @pytest.mark.parametrize("is_shifted", [False, True])
 def test_norms_equal_torchs(is_shifted: bool, dtype: torch.dtype) -> None:
@@ -109,6 +123,42 @@ def test_rotary_positions_equal_torchs(num_heads: int, head_dim: int, dtype: tor
             assert torch.equal(found, expected)
         else:
             assert_near(found, expected)
+
+
+@dtypes
+@pytest.mark.parametrize(("num_heads", "num_others"), [(28, 4), (3, 3), (16, 8)])
+def test_a_pair_is_rotated_as_each_alone(
+    num_heads: int, num_others: int, dtype: torch.dtype
+) -> None:
+    from deployments.compute.gpu import ops
+
+    joined = random(1, 5, (num_heads + num_others) * 64, dtype=dtype)
+    heads, others = (
+        part.view(1, 5, -1, 64).transpose(1, 2)
+        for part in torch.split(joined, [num_heads * 64, num_others * 64], dim=-1)
+    )
+    cosines, sines = (random(1, 5, 64, dtype=dtype, seed=i) for i in (1, 2))
+    found, others_found = ops.rotate_pair(heads, others, cosines, sines)
+    assert torch.equal(found, ops.rotate(heads, cosines, sines))
+    assert torch.equal(others_found, ops.rotate(others, cosines, sines))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("head_dim", [16, 80, 256])
+def test_tokens_are_stored_as_torch_stores_them(head_dim: int, dtype: torch.dtype) -> None:
+    from deployments.compute.gpu import ops
+
+    joined = random(5, 7 * head_dim, dtype=dtype).view(5, 7, head_dim)
+    places = torch.tensor([9, 0, 4, 11, 2], device=DEVICE)
+    # As a layer makes them: keys by themselves, values as a part of a product.
+    new_keys, new_values = joined[:, :3].contiguous(), joined[:, 4:]
+    apart = new_keys.transpose(0, 1).contiguous().transpose(0, 1)
+    for new in (new_keys, apart):
+        keys, values = (random(12, 3, head_dim, dtype=dtype, seed=i) for i in (1, 2))
+        expected = keys.index_copy(0, places, new), values.index_copy(0, places, new_values)
+        ops.store(keys, values, places, new, new_values)
+        assert torch.equal(keys, expected[0])
+        assert torch.equal(values, expected[1])
 
 
 @dtypes

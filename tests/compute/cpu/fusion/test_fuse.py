@@ -129,6 +129,26 @@ def test_fused_steps_give_the_logits_of_the_trace(name: str, dtype: torch.dtype)
             assert torch.equal(found, expected), num_rows
 
 
+@families
+def test_a_layers_rotations_are_paired_where_the_operators_have_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpaired, shape = traced(name, torch.float32)
+
+    def rotate_pair(
+        heads: torch.Tensor, others: torch.Tensor, *tables: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return ops.rotate(heads, *tables), ops.rotate(others, *tables)
+
+    monkeypatch.setattr(ops, "OPERATORS", replace(ops.OPERATORS, rotate_pair=rotate_pair))
+    paired = TracedForward(prepared(name, torch.float32), has_kernels=True)
+    assert paired._fused is not None
+    targets = Counter(node.target for node in paired._fused.graph.nodes)
+    assert (targets[rotate_pair], targets[ops.rotate]) == (len(shape.windows), 0)
+    found, expected = (logits_of(each, shape, 7) for each in (paired, unpaired))
+    assert torch.equal(found, expected)
+
+
 @exact
 @pytest.mark.parametrize("name", ["qwen2", "gemma3_text"])
 def test_a_trace_in_bfloat16_stays_fused(name: str) -> None:
