@@ -8,10 +8,11 @@ import torch
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from benchmarks.gpu.rates import step
-from benchmarks.gpu.shapes import GEMMA3_12B, TINY_GEMMA3, Shape, build
+from benchmarks.gpu.shapes import GEMMA3_12B, TINY_GEMMA3, Shape
 from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
+from deployments.engine.model.loader import LoadedModel
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.plan.memory_demand import memory_demand
 from deployments.plan.model_shape import ModelShape
@@ -50,16 +51,15 @@ def shape_with_images(*, is_tiny: bool) -> Shape:
     )
 
 
-def image_prompt(device: torch.device, num_text_tokens: int, *, is_tiny: bool) -> dict[str, Any]:
+def image_prompt(loaded: LoadedModel, shape: Shape, num_text_tokens: int) -> dict[str, Any]:
     """Return what a prompt with one image takes, beside its plan.
 
     Args:
-        device: Where it runs.
+        loaded: The model.
+        shape: Its shape.
         num_text_tokens: Tokens of the prompt besides the image's.
-        is_tiny: Whether the model has a tiny shape.
     """
-    shape = shape_with_images(is_tiny=is_tiny)
-    loaded = build(shape, device)
+    device = loaded.model.device
     num_image_tokens, side = shape.options["mm_tokens_per_image"], loaded.model.config.vision_config
     num_tokens = num_text_tokens + num_image_tokens
     prompt = [2 + i % 200 for i in range(num_text_tokens)]
@@ -92,6 +92,7 @@ def image_prompt(device: torch.device, num_text_tokens: int, *, is_tiny: bool) -
         max_model_len=num_tokens,
         max_num_seqs=1,
         max_batched_tokens=num_tokens,
+        on_gpu=device.type == "cuda",
     ).activation_bytes
     return {
         "model": shape.name,

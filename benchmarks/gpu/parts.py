@@ -8,10 +8,10 @@ import importlib.util
 import json
 import logging
 import platform
-import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,8 @@ import torch
 import transformers
 
 from benchmarks.gpu.equality import num_equal
-from benchmarks.gpu.floor import read_bandwidth, step_bytes
-from benchmarks.gpu.images import image_prompt
+from benchmarks.gpu.floor import product_rate, prompt_flops, read_bandwidth, step_bytes
+from benchmarks.gpu.images import image_prompt, shape_with_images
 from benchmarks.gpu.mixed import MixedEngine, busy_loop
 from benchmarks.gpu.processes import moves, neighbours
 from benchmarks.gpu.rates import (
@@ -30,6 +30,7 @@ from benchmarks.gpu.rates import (
     open_engine,
     planned_bytes,
     static_batch_rate,
+    step,
     threads_rate,
     time_steps,
 )
@@ -106,17 +107,33 @@ def versions(machine: Machine) -> Iterator[Row]:
 
 
 def gpu_tests(machine: Machine) -> Iterator[Row]:
-    """Yield the last line of the tests that need a GPU."""
+    """Yield how many of the tests that need a GPU passed, and which did not; see the log."""
     if importlib.util.find_spec("pytest") is None:
         yield {"tests": "pytest is not installed"}
         return
+    import pytest
+
+    class Reports:
+        """Counts the tests by their outcome, and names those that failed."""
+
+        def __init__(self) -> None:
+            self.counts: Counter[str] = Counter()
+            self.failed: list[str] = []
+
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.when == "call" or not report.passed:
+                self.counts[report.outcome] += 1
+                self.failed += [report.nodeid] if report.failed else []
+
     options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-o", "filterwarnings="]
     folders = ["tests/engine/attention", "tests/engine/replay", "tests/compute/gpu"]
     folders.append("tests/benchmarks/test_gpu.py")
-    command = [sys.executable, "-m", "pytest", *options, *folders]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    print(done.stdout, done.stderr)  # noqa: T201 # into the part's log
-    yield {"tests": (done.stdout.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
+    # In this process, which has imported all packages.
+    reports = Reports()
+    status = pytest.main([*options, *folders], plugins=[reports])
+    counted = ", ".join(f"{number} {outcome}" for outcome, number in reports.counts.items())
+    yield {"tests": counted or f"exit status {status}"}
+    yield from ({"tests": f"failed: {name}"} for name in reports.failed)
 
 
 def equality(machine: Machine) -> Iterator[Row]:
@@ -192,13 +209,13 @@ def kernels(machine: Machine) -> Iterator[Row]:
         return
     from torch.profiler import ProfilerActivity, profile
 
-    for count in (1, 32):
+    for count in (32, 256, 1):
         mixed = MixedEngine(loaded, count, PROMPT_LENGTH)
         mixed.seconds(0, 0)
         num_steps = 4
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
             for _ in range(num_steps):
-                mixed.engine.step()
+                step(mixed.engine)
         events = sorted(
             (event for event in profiled.key_averages() if event.device_time_total),
             key=lambda event: event.device_time_total,
@@ -212,7 +229,7 @@ def kernels(machine: Machine) -> Iterator[Row]:
             "launches": round(launches),
             "us a step": round(total_us),
         }
-        for event in events[:14]:
+        for event in events[:12]:
             yield {
                 "sequences": count,
                 "kernel": event.key.replace("|", "/")[:110],
@@ -224,6 +241,7 @@ def kernels(machine: Machine) -> Iterator[Row]:
 def mixed(machine: Machine) -> Iterator[Row]:
     """Yield steps of 7B that prefill prompts while sequences decode."""
     loaded = build(machine.shape(QWEN_7B), machine.device)
+    rate = product_rate(machine.device, loaded.model.dtype)
     cases: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = (
         (1, ((1, 512), (1, 2048), (4, 2048))),
         (32, ((1, 100), (1, 512), (4, 512))),
@@ -244,11 +262,14 @@ def mixed(machine: Machine) -> Iterator[Row]:
             finally:
                 stop.set()
                 busy.join()
+            prompts_s = number * prompt_flops(loaded, length) / rate
             yield {
                 "decode rows": num_decode,
                 "prompts": f"{number} x {length}",
                 "decode step, ms": _ms(alone_s),
+                "prompts by products' rate, ms": _ms(prompts_s),
                 "mixed step, ms": _ms(seconds),
+                "times both": round(seconds / (alone_s + prompts_s), 2),
                 "prompt tokens/s": round(number * length / max(seconds - alone_s, 1e-9)),
                 "with a busy thread, ms": _ms(contended_s),
             }
@@ -276,8 +297,10 @@ def classification(machine: Machine) -> Iterator[Row]:
 
 def images(machine: Machine) -> Iterator[Row]:
     """Yield a prompt with an image, with Gemma 3 12B's shape."""
+    shape = shape_with_images(is_tiny=machine.is_tiny)
+    loaded = build(shape, machine.device)
     for num_text_tokens in (12,) if machine.is_tiny else (200, 4000):
-        yield image_prompt(machine.device, num_text_tokens, is_tiny=machine.is_tiny)
+        yield image_prompt(loaded, shape, num_text_tokens)
         gc.collect()
 
 
@@ -315,17 +338,17 @@ def baselines(machine: Machine) -> Iterator[Row]:
 
 
 PARTS: Mapping[str, Part] = {
-    "versions": Part(versions, 15),
-    "gpu_tests": Part(gpu_tests, 40),
-    "equality": Part(equality, 55),
-    "decode": Part(decode, 75),
-    "kernels": Part(kernels, 25),
+    "versions": Part(versions, 20),
+    "decode": Part(decode, 60),
+    "kernels": Part(kernels, 45),
     "mixed": Part(mixed, 50),
-    "gemma": Part(gemma, 40),
-    "images": Part(images, 35),
-    "shares": Part(shares, 35),
-    "moved_answers": Part(moved_answers, 35),
-    "classification": Part(classification, 25),
+    "gpu_tests": Part(gpu_tests, 50),
+    "equality": Part(equality, 60),
+    "gemma": Part(gemma, 35),
+    "images": Part(images, 40),
+    "shares": Part(shares, 25),
+    "moved_answers": Part(moved_answers, 25),
+    "classification": Part(classification, 20),
     "baselines": Part(baselines, 50),
     "vllm": Part(vllm, 120),
 }

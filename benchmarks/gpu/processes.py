@@ -1,19 +1,14 @@
 """Measures what two processes do to each other, and what one hands to the other.
 
-Run by itself: python -m benchmarks.gpu.processes answers|steps|fill DEVICE
-
-Each reads lines of JSON and writes lines of JSON, so that its parent says when it goes on.
+Each answers what its parent asks, so that the parent says when it goes on.
 """
 
-import json
-import logging
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -25,8 +20,6 @@ from deployments.device.device import CpuDevice, CudaDevice
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
 from deployments.engine.scheduling.sequence import SequenceRequest
-
-ROOT = Path(__file__).resolve().parents[2]
 
 SHARE = 0.4
 GIB = 2**30
@@ -41,29 +34,34 @@ class Child:
     """A process of this module."""
 
     def __init__(self, what: str, device: torch.device) -> None:
-        command = [sys.executable, "-m", "benchmarks.gpu.processes", what, device.type]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
+        # A fork has all packages at once. That is fine where the parent has not touched the device,
+        # but on a CPU the parent's own arithmetic has threads, which a fork would lack.
+        forks = device.type == "cuda"
+        context = get_context("fork") if forks else get_context("forkserver")
+        self._asking, answering = context.Pipe()
+        self._process = context.Process(target=_serve, args=(what, device, answering))
+        self._process.start()
+        answering.close()
 
     def ask(self, asked: object = None) -> Any:
-        """Send a line, and return the answer.
+        """Ask, and return the answer.
 
         Raises:
             RuntimeError: The process has ended.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(asked), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a process ended with status {self._process.wait()}; see the log")
-        return json.loads(line)
+        self._asking.send(asked)
+        try:
+            return self._asking.recv()
+        except EOFError:
+            self._process.join()
+            why = f"a process ended with status {self._process.exitcode}; see the log"
+            raise RuntimeError(why) from None
 
     def end(self) -> None:
         """End it; what it holds of the device is free after that."""
         self._process.kill()
-        self._process.communicate()
+        self._process.join()
+        self._asking.close()
 
 
 @contextmanager
@@ -215,10 +213,8 @@ def _claim(device: torch.device) -> None:
     (CudaDevice() if device.type == "cuda" else CpuDevice()).enforce_share(SHARE)
 
 
-def main(what: str, kind: str) -> None:
-    """Answer each line until the last."""
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    device = torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu")
+def _serve(what: str, device: torch.device, asked: Connection) -> None:
+    """Answer until nobody asks."""
     if device.type == "cpu":
         torch.set_num_threads(1)
     made: Mapping[str, Callable[[torch.device], Callable[[Any], Any]]] = {
@@ -226,11 +222,7 @@ def main(what: str, kind: str) -> None:
         "steps": _Steps,
         "fill": lambda device: lambda asked: _fill(device),
     }
-    run = made[what](device)
-    for line in sys.stdin:
-        answer = run(json.loads(line))
-        print(json.dumps(answer), flush=True)  # noqa: T201 # to the parent
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    answer = made[what](device)
+    with suppress(EOFError):
+        while True:
+            asked.send(answer(asked.recv()))
