@@ -17,6 +17,7 @@ from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.scheduling.sequence import SequenceRequest
+from deployments.generator.fingerprint import system_fingerprint
 from deployments.vllm_engine import fleet
 from deployments.vllm_engine.fleet import FleetEngine
 
@@ -42,6 +43,7 @@ class FakeServer:
         aborts_after: Tokens after which it ends a stream as one that drains does, with a token
             that it had not sent yet.
         status: What it answers requests with.
+        version: Of vLLM.
         asked: The bodies of its requests.
         held: While it is not set, streams stand after their first token.
     """
@@ -52,6 +54,7 @@ class FakeServer:
     status: int = 200
     status_of_models: int = 200
     key: str | None = None
+    version: str = "0.32.0"
     asked: list[dict[str, Any]] = field(default_factory=list)
     held: asyncio.Event = field(default_factory=asyncio.Event)
     num_left: int = 0
@@ -66,6 +69,9 @@ class FakeServer:
 
     async def health(self, request: web.Request) -> web.Response:
         return web.Response(status=self.status)
+
+    async def show_version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": self.version})
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -107,6 +113,7 @@ async def serving(*servers: FakeServer) -> AsyncIterator[FleetEngine]:
             app = web.Application()
             app.router.add_get("/v1/models", server.models)
             app.router.add_get("/health", server.health)
+            app.router.add_get("/version", server.show_version)
             app.router.add_post("/inference/v1/generate", server.generate)
             runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
             await runner.setup()
@@ -295,6 +302,45 @@ async def test_servers_with_two_models_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="different models: a, b"):
         async with serving(FakeServer("a"), FakeServer("b")):
             pass
+
+
+async def test_servers_of_two_versions_have_two_fingerprints() -> None:
+    found = {}
+    for version in ("0.31.0", "0.32.0"):
+        async with serving(FakeServer(version=version), FakeServer(version=version)) as engine:
+            found[version] = system_fingerprint("files", engine._facts.versions)
+    assert len(set(found.values())) == 2
+    # The third one does not draw as most do, and gets nothing.
+    async with serving(*map(versioned, ("0.32.0", "0.32.0", "0.31.0"))) as engine:
+        assert system_fingerprint("files", engine._facts.versions) == found["0.32.0"]
+
+
+async def test_a_sequence_goes_on_only_at_a_server_of_its_version() -> None:
+    lost, other, same = FakeServer(ends_after=4), versioned("0.31.0"), FakeServer()
+    async with serving(lost, other, same) as engine:
+        assert token_ids_of(await run(engine)) == text_after(PROMPT, 12)
+    assert (len(lost.asked), len(other.asked), len(same.asked)) == (1, 0, 1)
+    lost = FakeServer(ends_after=4)
+    async with serving(lost, versioned("0.31.0")) as engine:
+        deltas = await run(engine)
+    assert deltas[-1].finish_reason is FinishReason.ABORT
+
+
+async def test_a_server_with_a_new_version_waits_for_the_next_replica() -> None:
+    one, two = FakeServer(), FakeServer()
+    async with serving(one, two) as engine:
+        one.version = "0.33.0"
+        await engine.check_health()
+        for _ in range(2):
+            await run(engine)
+        assert (len(one.asked), len(two.asked)) == (0, 2)
+        two.version = "0.33.0"
+        with pytest.raises(ReplicaUnavailableError):
+            await engine.check_health()
+
+
+def versioned(version: str) -> FakeServer:
+    return FakeServer(version=version)
 
 
 async def test_a_gateway_s_error_leaves_the_other_servers() -> None:

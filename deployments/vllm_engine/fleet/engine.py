@@ -3,12 +3,14 @@
 It sends token ids to `/inference/v1/generate` of the server that has the fewest of its sequences,
 and reads token ids back. All else is as with an engine of our own: prompts, detokenizing, stop
 strings, tools, admission, keys, metrics. A server that dies, hangs or drains loses its sequences to
-the others, which get the tokens so far as part of the prompt (`moves.resubmit`).
+the others, which get the tokens so far as part of the prompt (`moves.resubmit`). Servers with
+another version of vLLM get none: it may draw or compute otherwise, so its text would be another.
 """
 
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -79,6 +81,7 @@ class FleetEngine(AnyEngine):
             names = ", ".join(sorted({found.name for found in known}))
             raise UnsupportedModelError(f"the servers have different models: {names}")
         self._name = known[0].name
+        self._version = self._chosen_version()
         max_model_len = min(found.max_model_len for found in known)
         max_model_len = min(max_model_len, number(entry.max_model_len) or max_model_len)
         tokenizer = load_tokenizer(spec.source, revision=entry.revision)
@@ -102,10 +105,24 @@ class FleetEngine(AnyEngine):
             num_parameters=0,
             dtype="as its servers have it",
             num_threads=0,
-            summary=f"{len(known)} of {len(self._servers)} server(s) of vLLM answer",
-            versions={"engine": "vllm servers", "model": self._name},
+            summary=(
+                f"{len(known)} of {len(self._servers)} server(s) answer, vLLM {self._version}"
+            ),
+            versions={"engine": f"vllm {self._version} on servers", "model": self._name},
         )
         return self._facts
+
+    def _chosen_version(self) -> str:
+        """Return the version of vLLM that most servers have; of two level ones the first."""
+        versions = {each.url: each.version for each in self._servers if each.version is not None}
+        chosen = Counter(versions.values()).most_common(1)[0][0]
+        for url, version in versions.items():
+            if version != chosen:
+                logger.warning(
+                    "%s: %s gets no sequence: it has vLLM %s, and most servers have %s",
+                    *(self._spec.id, url, version, chosen),
+                )
+        return chosen
 
     def stop(self) -> None:
         """Take no more sequences; those that run end with their blocks."""
@@ -133,10 +150,12 @@ class FleetEngine(AnyEngine):
         """Raise unless a server answers; those that don't get no sequence for a while.
 
         Raises:
-            ReplicaUnavailableError: None does.
+            ReplicaUnavailableError: None does, or all have another version of vLLM by now; the next
+                replica takes that one, and has another fingerprint.
         """
         answers = await asyncio.gather(*(each.is_well(self._http) for each in self._servers))
-        if not any(answers):
+        well = (each for each, is_well in zip(self._servers, answers, strict=True) if is_well)
+        if not any(each.version == self._version for each in well):
             raise ReplicaUnavailableError(self._failed)
 
     async def ping(self) -> None:
@@ -244,9 +263,10 @@ class FleetEngine(AnyEngine):
         """Return the server with the fewest sequences; one that rests only if all do.
 
         Raises:
-            ServerLostError: The sequence has been at each, and was lost.
+            ServerLostError: The sequence has been at each of its version, and was lost.
         """
-        left = [each for each in self._servers if each.url not in failed]
+        same = (each for each in self._servers if each.version == self._version)
+        left = [each for each in same if each.url not in failed]
         if not left or self._is_stopped:
             raise ServerLostError
         now_s = time.monotonic()

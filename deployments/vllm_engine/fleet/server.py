@@ -22,6 +22,8 @@ logger = logging.getLogger("ray.serve.raystream.replica")
 
 GENERATE: Final = "/inference/v1/generate"
 MODELS: Final = "/v1/models"
+HEALTH: Final = "/health"
+VERSION: Final = "/version"
 API_KEY: Final = "VLLM_API_KEY"
 """The variable that holds the servers' key, as it does for vLLM itself."""
 
@@ -59,10 +61,17 @@ class ServerLostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server says of itself."""
+    """What a server says of itself.
+
+    Attributes:
+        name: The model.
+        max_model_len: The most tokens of prompt and text.
+        version: Of vLLM.
+    """
 
     name: str
     max_model_len: int
+    version: str
 
 
 class _Logprob(Protocol):
@@ -126,11 +135,13 @@ class Server:
         url: Where it listens.
         num_running: The sequences that it runs for this replica.
         rests_until_s: When it may get sequences again, by the monotonic clock.
+        version: Of vLLM, when it last said so; None if it never has.
     """
 
     url: str
     num_running: int = 0
     rests_until_s: float = 0.0
+    version: str | None = None
 
     def rest(self) -> None:
         """Give it no sequence for a while."""
@@ -145,15 +156,16 @@ class Server:
         Raises:
             UnsupportedModelError: It refuses to say.
         """
-        request = Request(f"{self.url}{MODELS}", headers=_headers())
+        path = MODELS
         try:
-            with DIRECT.open(request, timeout=CONNECT_S) as response:
-                first = json.load(response)["data"][0]
-            return Served(str(first["id"]), int(first["max_model_len"]))
+            first = self._read(path)["data"][0]
+            path = VERSION
+            self.version = str(self._read(path)["version"])
+            return Served(str(first["id"]), int(first["max_model_len"]), self.version)
         except HTTPError as error:
             if error.code in REFUSALS:
                 raise UnsupportedModelError(
-                    f"{self.url}{MODELS} answers with status {error.code}; if the server has a "
+                    f"{self.url}{path} answers with status {error.code}; if the server has a "
                     f"key, set {API_KEY} in the environment of the replicas"
                 ) from error
             why: Exception = error
@@ -163,16 +175,24 @@ class Server:
         self.rest()
         return None
 
+    def _read(self, path: str) -> Any:
+        """Return the JSON that it answers a path with. Blocks."""
+        request = Request(f"{self.url}{path}", headers=_headers())
+        with DIRECT.open(request, timeout=CONNECT_S) as response:
+            return json.load(response)
+
     async def is_well(self, http: aiohttp.ClientSession) -> bool:
-        """Return whether it says that it is healthy; otherwise it rests."""
+        """Return whether it says that it is healthy; otherwise it rests.
+
+        It may have been started again with another version of vLLM, so that is read, too.
+        """
         try:
-            async with http.get(
-                f"{self.url}/health",
-                timeout=aiohttp.ClientTimeout(total=CONNECT_S),
-                allow_redirects=False,
-            ) as response:
-                is_well = response.status == 200
-        except (aiohttp.ClientError, TimeoutError):
+            async with asyncio.timeout(CONNECT_S):
+                async with http.get(f"{self.url}{HEALTH}", allow_redirects=False) as response:
+                    is_well = response.status == 200
+                async with http.get(f"{self.url}{VERSION}", allow_redirects=False) as response:
+                    self.version = str((await response.json())["version"])
+        except (aiohttp.ClientError, TimeoutError, ValueError, TypeError, LookupError):
             is_well = False
         if not is_well:
             self.rest()
