@@ -4,12 +4,11 @@ An overlay serves other models than the root's file, and pins them to nodes by t
 `node-kind`; all other settings are the root's. `make k8s` writes the files (see `make_base`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from deployments.contract.model_spec import ModelConfig
-from serve_app.commands.check.compose import VLLM_LIMITS
 from serve_app.vllm_environment import runtime_env_of
 
 TEMPLATES: Final = {"generate": "pydoc-chat", "classify": "pydoc-detector"}
@@ -117,11 +116,7 @@ def on_gpus(config: Mapping[str, Any], overlay: GpuOverlay) -> dict[str, Any]:
         "applications": [
             {
                 **application,
-                "args": {
-                    **application["args"],
-                    "models": models,
-                    "limits": {**application["args"]["limits"], **_limits(overlay.models)},
-                },
+                "args": {**application["args"], "models": models},
                 "deployments": [
                     _ingress(deployments["Ingress"]),
                     *(
@@ -132,11 +127,6 @@ def on_gpus(config: Mapping[str, Any], overlay: GpuOverlay) -> dict[str, Any]:
             }
         ],
     }
-
-
-def _limits(models: Iterable[Model]) -> Mapping[str, Any]:
-    """Return the limits that differ from the root's: a stream may wait for vLLM's start."""
-    return VLLM_LIMITS if any(each.tensor_parallel_size for each in models) else {}
 
 
 def _entry(template: Mapping[str, Any], model: Model) -> dict[str, Any]:

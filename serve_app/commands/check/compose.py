@@ -66,11 +66,6 @@ MODEL: Final[Mapping[str, Any]] = {
 VLLM_MODEL: Final[Mapping[str, Any]] = {**MODEL, "health_check_timeout_s": 10}
 """A model's section with `engine: vllm`, whose health check may wait for a token of the engine."""
 
-VLLM_LIMITS: Final[Mapping[str, Any]] = {"failover_timeout_s": 600, "stall_timeout_s": 600}
-"""Limits with `engine: vllm`: a replica's start takes minutes, for which a stream waits if the only
-replica was lost.
-"""
-
 KEY_IN_WORDS: Final = re.compile(r"`(task|engine|num_gpus|num_cpus|max_model_len): (\w+)`")
 """A key of a model's entry in a message, which is an option here."""
 
@@ -254,16 +249,15 @@ def compose(options: ServeOptions, known: KnownFiles | None = None) -> dict[str,
     if options.save is not None:
         keys += _environment_keys(os.environ)
     auth = {"auth": {"api_keys": keys}} if keys else {}
-    is_vllm = options.engine == "vllm"
-    limits = {"limits": dict(VLLM_LIMITS)} if is_vllm else {}
-    settings = {"num_replicas": options.num_replicas or 1, **(VLLM_MODEL if is_vllm else MODEL)}
+    section = VLLM_MODEL if options.engine == "vllm" else MODEL
+    settings = {"num_replicas": options.num_replicas or 1, **section}
     sections = [{"name": id_.replace("/", "--"), **settings} for id_ in ids]
     application = {
         "name": "raystream",
         "route_prefix": "/",
         "import_path": BUILDER,
         "logging_config": {"enable_access_log": False},
-        "args": {"models": models, **limits, **auth},
+        "args": {"models": models, **auth},
         "deployments": [dict(INGRESS), *sections],
     }
     http = {"host": options.host or LOCAL, "port": options.port or PORT}
