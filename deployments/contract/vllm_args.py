@@ -89,6 +89,7 @@ _REASONS: Final[Mapping[str, str]] = {
         "disable_log_stats enable_log_requests aggregate_engine_logging otlp_traces_endpoint "
         "collect_detailed_traces log_level log_config_file logging_config profiler_config"
     ),
+    "raystream puts no engine of vLLM to sleep": "enable_sleep_mode",
     "what it holds is not checked; enforce_eager, attention_backend and the cudagraph keys can be "
     "set": "compilation_config additional_config kernel_config attention_config",
 }
@@ -165,8 +166,6 @@ class VllmArgs(StrictModel):
     """The most inputs of each kind in a prompt, such as `{image: 4}`."""
     mm_processor_cache_gb: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """GiB that keep images that were processed."""
-    enable_sleep_mode: bool | None = None
-    """Whether the engine can give its GPU's memory back while it has nothing to do."""
 
     @property
     def given(self) -> dict[str, Any]:
