@@ -33,7 +33,7 @@ from deployments.vllm_engine.logs import EngineLogs
 from deployments.vllm_engine.pooled_model import PooledModel, check_layers, read_model
 from deployments.vllm_engine.pooling_worker import EngineLostError
 from deployments.vllm_engine.scheduler import PoolingScheduler
-from deployments.vllm_engine.start import FIXED, arguments, ending, explaining
+from deployments.vllm_engine.start import FIXED, arguments, check_heads, ending, explaining
 from deployments.vllm_engine.watches import Watch
 
 
@@ -137,6 +137,8 @@ def open_pooling(
         config.scheduler_config.scheduler_cls = (
             f"{PoolingScheduler.__module__}.{PoolingScheduler.__qualname__}"
         )
+        if on_cpu:
+            check_heads(config.model_config)
         check_layers(spec.source, model.model, config.model_config)
         llm = AsyncLLM.from_vllm_config(
             config,

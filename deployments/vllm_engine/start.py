@@ -13,8 +13,10 @@ import torch
 import vllm
 from pydantic import ValidationError
 from transformers import GenerationConfig
+from vllm.config import ModelConfig as VllmModelConfig
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
@@ -116,6 +118,8 @@ def start_engine(
         loras = adapter_arguments(adapters, spec.entry.engine_args, on_cpu=on_cpu)
         args = AsyncEngineArgs(**{**FIXED, **arguments(spec, on_cpu=on_cpu), **loras})
         config = args.create_engine_config()
+        if on_cpu:
+            check_heads(config.model_config)
         runner = bind(config)
         llm = AsyncLLM.from_vllm_config(
             config, stat_loggers=[make_stat_logger], disable_log_stats=True
@@ -154,6 +158,24 @@ def arguments(spec: ModelSpec, *, on_cpu: bool) -> dict[str, Any]:
     if kv_bytes is not None:
         chosen["kv_cache_memory_bytes"] = kv_bytes
     return chosen | given
+
+
+def check_heads(model: VllmModelConfig) -> None:
+    """Refuse heads for which vLLM has no kernel on a CPU; it would end in its first step.
+
+    On a GPU vLLM asks its kernels itself, when it starts.
+
+    Raises:
+        UnsupportedModelError: There is none.
+    """
+    if model.is_attention_free or model.use_mla:
+        return
+    sizes = AttentionBackendEnum.CPU_ATTN.get_class().get_supported_head_sizes()
+    if (size := model.get_head_size()) not in sizes:
+        raise UnsupportedModelError(
+            f"vLLM's CPU build has no kernel for attention heads of {size} elements, only for "
+            f"{', '.join(map(str, sizes))}; leave out `engine: vllm`, or run the model on a GPU"
+        )
 
 
 def _dtype(spec: ModelSpec, *, on_cpu: bool) -> str:

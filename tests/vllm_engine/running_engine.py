@@ -142,10 +142,9 @@ class Gains:
 
 def spec(**changes: Any) -> ModelSpec:
     """Return the spec of a small replica of the tiny model."""
-    source = str(tiny_model_folder())
     values: dict[str, Any] = {
         "id": "tiny",
-        "source": source,
+        "source": str(tiny_model_folder()),
         "engine": "vllm",
         "dtype": "float32",
         "max_model_len": 256,
@@ -153,7 +152,8 @@ def spec(**changes: Any) -> ModelSpec:
         "kv_cache_memory_bytes": 2**26,
         "engine_args": {"enforce_eager": True},
     }
-    return ModelSpec(ModelConfig(**{**values, **changes}), source, 0.0)
+    config = ModelConfig(**{**values, **changes})
+    return ModelSpec(config, config.source, 0.0)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -20,7 +21,7 @@ from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.limits import SequenceTooLongError
 from deployments.generator.admission import engine_run
 from deployments.generator.admission.admission import Admission, AdmissionLimits
-from tests.engine.tiny_models import EOS_TOKEN_ID
+from tests.engine.tiny_models import EOS_TOKEN_ID, byte_tokenizer, qwen2
 from tests.vllm_engine.parameter_sets import (
     EVERY,
     GRAMMAR,
@@ -313,6 +314,18 @@ def test_an_engine_that_can_not_start_says_why_in_one_line() -> None:
     ):
         pass
     assert "\n" not in str(caught.value)
+
+
+def test_heads_for_which_vllm_has_no_kernel_are_refused_at_the_start(tmp_path: Path) -> None:
+    narrow = qwen2()
+    assert narrow.config.hidden_size // narrow.config.num_attention_heads == 8
+    narrow.save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    with (
+        pytest.raises(UnsupportedModelError, match=r"heads of 8 elements, only for 32, 64, .*GPU$"),
+        started(source=str(tmp_path)),
+    ):
+        pass
 
 
 def test_arguments_that_vllm_refuses_are_told_in_one_line() -> None:
