@@ -16,7 +16,7 @@ STAMP := .venv/.installed
 VLLM := .venv-vllm/.installed
 # Tests of both engines, besides those of the clients.
 NEUTRAL := $(shell grep -l 'engine_name: EngineName' -r tests/deployments tests/faults tests/serve_app --include='test_*.py')
-BENCHMARKS := $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/instant_%,$(shell grep -l __main__ benchmarks/*.py))) classification
+BENCHMARKS := $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/instant_%,$(shell grep -l __main__ benchmarks/*.py))) classification shares
 
 .PHONY: help serve vllm test test-vllm quick soak check format models bench lock k8s dashboards table docs docs-check vendor clean
 

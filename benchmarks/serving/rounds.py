@@ -55,14 +55,19 @@ FIGURES: dict[str, Callable[[Round], float]] = {
 }
 
 
+def words_of(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the words that are one token each, with the space before them."""
+    texts = (str(tokenizer.decode([token_id])) for token_id in range(len(tokenizer)))
+    return [text for text in texts if text[:1] == " " and text[1:].isalpha()]
+
+
 class Prompts:
     """Requests whose prompts differ from their first word on, so that no prefix is shared."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, model: str) -> None:
         """Take a tokenizer's words, for a model of this name."""
         self._model = model
-        texts = (str(tokenizer.decode([token_id])) for token_id in range(len(tokenizer)))
-        self._words = [text for text in texts if text[:1] == " " and text[1:].isalpha()]
+        self._words = words_of(tokenizer)
         self._random = random.Random(0)
 
     def requests(self, num_requests: int) -> list[bytes]:

@@ -1,0 +1,1 @@
+"""Measures fair shares and priorities; see `__main__`."""

@@ -1,0 +1,76 @@
+"""Measures fair shares and priorities: tokens by key over time, and the time to a first token.
+
+It serves a random model of 3 million parameters as `make serve` does, with keys, and measures
+
+- two keys of weights 1 and 3, each with more clients than its model's replicas run at once, behind
+  one ingress with one replica, and behind two ingresses with two;
+- a key with one client, by itself and beside a key with 50;
+- long streams of low priority that fill two replicas, while requests of a better one come at a
+  steady rate: their time to a first token beside that of an idle server, whether the long texts
+  are the same, and tokens a second beside those of the long streams by themselves.
+
+No two runs that are timed have a prompt in common, so none finds its prompts in the prefix cache.
+
+Run: python -m benchmarks.shares [--seconds 60] [--cases weights,crowd,priorities] [--out FOLDER]
+"""
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+
+from benchmarks.cpu_shapes import save_three_million
+from benchmarks.serving.rounds import words_of
+from benchmarks.shares.cases import measure_crowd, measure_priorities, measure_weights, warm_up
+from benchmarks.shares.client import Client
+from benchmarks.shares.report import Report
+from benchmarks.shares.server import MODEL, serving
+
+
+def main() -> None:
+    """Measure, print the table, and draw the plots."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=60, help="of each measurement")
+    parser.add_argument("--cases", default="weights,crowd,priorities")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build"), help="the folder of the plots and logs"
+    )
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    report = measured({*options.cases.split(",")}, options.seconds, options.out)
+    Console().print(report.table())
+    report.figure().savefig(options.out / "shares.svg", format="svg")
+    if not all(report.are_met):
+        sys.exit("a bar is missed")
+
+
+def measured(cases: set[str], seconds: float, out: Path) -> Report:
+    """Measure the cases; the servers' logs go to a folder."""
+    report = Report()
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        words = words_of(save_three_million(folder / MODEL))
+        if {"weights", "crowd"} & cases:
+            with serving(folder, out, 1, 1) as port:
+                client_of = partial(Client, port, words)
+                warm_up(client_of)
+                if "weights" in cases:
+                    measure_weights(client_of, seconds, "one ingress", report)
+                if "crowd" in cases:
+                    measure_crowd(client_of, seconds, report)
+        if {"weights", "priorities"} & cases:
+            with serving(folder, out, 2, 2) as port:
+                client_of = partial(Client, port, words)
+                warm_up(client_of)
+                if "weights" in cases:
+                    measure_weights(client_of, seconds, "two ingresses", report)
+                if "priorities" in cases:
+                    measure_priorities(client_of, seconds, report)
+    return report
+
+
+if __name__ == "__main__":
+    main()

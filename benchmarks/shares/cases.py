@@ -1,0 +1,116 @@
+"""The cases: each runs its load, adds figures to the report, and compares them with the bars."""
+
+from collections.abc import Callable, Coroutine
+
+import uvloop
+
+from benchmarks.shares.client import Client, run_for
+from benchmarks.shares.report import Report, points_of
+from benchmarks.shares.server import KEYS
+
+BACKLOGGED = ("one", "three")
+NUM_CLIENTS = 64
+"""Of each key: more than all replicas' slots, so that both keys always wait."""
+
+NUM_CROWD = 50
+NUM_LONG, LONG_TOKENS = 64, 512
+CHAT_RATE, CHAT_TOKENS = 5.0, 16
+"""Requests a second, and tokens of each answer."""
+
+LOW_PRIORITY = 10
+WARM_UP_S = 2.0
+"""The first seconds say more of the start than of the shares."""
+
+MAX_ERROR, MIN_RATE = 0.10, 0.9
+
+ClientOf = Callable[[str], Client]
+"""Makes the client of a run, by the run's name."""
+
+
+def warm_up(client_of: ClientOf) -> None:
+    """Load a new server for a while, so that the first run does not measure its first requests."""
+    run_for(WARM_UP_S, _clients(client_of("warm up"), "crowd", NUM_CROWD))
+
+
+def measure_weights(client_of: ClientOf, seconds: float, case: str, report: Report) -> None:
+    """Measure how two backlogged keys divide a model."""
+    client = client_of(case)
+    works = [work for key in BACKLOGGED for work in _clients(client, key, NUM_CLIENTS)]
+    began_s, end_s = run_for(seconds, works)
+    found = client.tokens_by_key(began_s + WARM_UP_S, end_s)
+    weight = KEYS["three"] / KEYS["one"]
+    ratio = found["three"] / found["one"]
+    report.add(
+        f"{case}: tokens of weight 3 beside weight 1",
+        f"{ratio:.2f} ({found['three']} to {found['one']})",
+        f"3 within {MAX_ERROR:.0%}",
+        is_met=abs(ratio / weight - 1) <= MAX_ERROR,
+    )
+    report.add_refused(case, client.answers)
+    report.tokens[case] = {key: points_of(client.of(key), began_s) for key in BACKLOGGED}
+
+
+def measure_crowd(client_of: ClientOf, seconds: float, report: Report) -> None:
+    """Measure a key with one client by itself, and beside a key with many."""
+    for name, num_others, beside in (
+        ("one client", 0, ""),
+        ("one beside 50", NUM_CROWD, "one client"),
+    ):
+        client = client_of(name)
+        works = [*_clients(client, "crowd", num_others), *_clients(client, "alone", 1)]
+        _, end_s = run_for(seconds, works)
+        report.add_ttfts(name, client.of("alone"), end_s, beside)
+
+
+def measure_priorities(client_of: ClientOf, seconds: float, report: Report) -> None:
+    """Measure requests of a better priority beside long streams of a worse one."""
+
+    def long_streams(client: Client) -> list[Coroutine[None, None, None]]:
+        options = {"num_tokens": LONG_TOKENS, "priority": LOW_PRIORITY}
+        return _clients(client, "batch", NUM_LONG, **options)
+
+    def chat(client: Client) -> Coroutine[None, None, None]:
+        return client.ask_at_a_rate("chat", CHAT_RATE, num_tokens=CHAT_TOKENS)
+
+    idle_name, both_name = "chat, idle server", f"chat, beside {NUM_LONG} long streams"
+    idle, batch, both = map(client_of, (idle_name, "long streams", both_name))
+    _, end_s = run_for(seconds, [chat(idle)])
+    report.add_ttfts(idle_name, idle.of("chat"), end_s)
+    alone_rate = _tokens_per_s(batch, *run_for(seconds, long_streams(batch)))
+    began_s, end_s = run_for(seconds, [*long_streams(both), chat(both)])
+    report.add_ttfts(both_name, both.of("chat"), end_s, idle_name)
+    rate = _tokens_per_s(both, began_s, end_s)
+    report.add(
+        "all tokens a second beside those of long streams by themselves",
+        f"{rate / alone_rate:.2f} ({rate:.0f} to {alone_rate:.0f})",
+        f"at least {MIN_RATE}",
+        is_met=rate >= MIN_RATE * alone_rate,
+    )
+    compare_texts(both, client_of(both_name), report)
+
+
+def compare_texts(disturbed: Client, again: Client, report: Report) -> None:
+    """Compare the long texts that a run has finished with the same prompts' without the chat.
+
+    Args:
+        disturbed: Has the answers of the run.
+        again: Asks for them again. Its prompts are in the prefix cache, so it is not timed.
+        report: Gets how many are the same.
+    """
+    texts = {each.name: each.text for each in disturbed.of("batch") if each.text is not None}
+    options = {"num_tokens": LONG_TOKENS, "priority": LOW_PRIORITY}
+    uvloop.run(again.ask_all("batch", texts, NUM_LONG, **options))
+    num_equal = sum(each.text == texts[each.name] for each in again.answers)
+    is_met = bool(texts) and num_equal == len(texts)
+    report.add("long texts that are the same", f"{num_equal} of {len(texts)}", "all", is_met=is_met)
+
+
+def _clients(
+    client: Client, key: str, number: int, **options: int
+) -> list[Coroutine[None, None, None]]:
+    return [client.ask_for_ever(key, str(each), **options) for each in range(number)]
+
+
+def _tokens_per_s(client: Client, began_s: float, end_s: float) -> float:
+    since_s = began_s + WARM_UP_S
+    return client.tokens_by_key(since_s, end_s).total() / (end_s - since_s)

@@ -1,0 +1,212 @@
+"""Sends streamed requests of several keys to one server, and keeps what came back and when.
+
+The client shares the machine's cores with the server, so it only notes when lines arrive and reads
+them after the run.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import uvloop
+
+from benchmarks.shares.server import MODEL, secret_of
+
+NUM_TOKENS = 64
+REFUSED_PAUSE_S = 1.0
+"""Seconds from a refusal to the next request: without a pause, refusals keep the server busy."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A streamed answer as it arrived.
+
+    Attributes:
+        key: Its request's key.
+        name: What was asked for.
+        sent_s: When.
+        status: The HTTP status; None if none came.
+        lines: The lines of events, each with its time.
+        has_ended: Whether the server ended it; else the run did.
+    """
+
+    key: str
+    name: str
+    sent_s: float
+    status: int | None = None
+    lines: list[tuple[float, bytes]] = field(default_factory=list)
+    has_ended: bool = False
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the server answered with an error."""
+        return self.status not in (200, None)
+
+    def tokens(self) -> Iterator[tuple[float, int]]:
+        """Yield how many tokens came, and when."""
+        num_before = 0
+        for time_s, message in self._messages():
+            match message:
+                case {"usage": {"completion_tokens": int(num_tokens)}} if num_tokens > num_before:
+                    yield time_s, num_tokens - num_before
+                    num_before = num_tokens
+
+    def ttft_s(self, end_s: float) -> float:
+        """Return the time to the first token.
+
+        Args:
+            end_s: When the run ended. Without a token by then, the time is at least the one from
+                sending to the end, and is counted as that.
+
+        Returns:
+            Seconds; infinite if the server ended the answer without a token.
+        """
+        first_s = next((time_s for time_s, _ in self.tokens()), None)
+        if first_s is not None:
+            return first_s - self.sent_s
+        return float("inf") if self.has_ended else end_s - self.sent_s
+
+    @property
+    def text(self) -> str | None:
+        """The text; None if the answer is not whole."""
+        if not self.lines or self.lines[-1][1] != b"data: [DONE]\n":
+            return None
+        found = []
+        for _, message in self._messages():
+            match message:
+                case {"choices": [{"delta": {"content": str(text)}}]}:
+                    found.append(text)
+        return "".join(found)
+
+    def _messages(self) -> Iterator[tuple[float, object]]:
+        for time_s, line in self.lines:
+            if line.startswith(b"data: {"):
+                yield time_s, json.loads(line.removeprefix(b"data: "))
+
+
+class Client:
+    """Sends requests of keys to one server; keeps all answers."""
+
+    def __init__(self, port: int, words: Sequence[str], run: str) -> None:
+        """Start without answers.
+
+        Args:
+            port: The server's.
+            words: What prompts are made of.
+            run: Chooses the prompts, with the key and the request's name. Runs on one server need
+                names of their own: the later one would find its prompts in the prefix cache.
+        """
+        self.answers: list[Answer] = []
+        self._port = port
+        self._words = words
+        self._run = run
+
+    def prompt(self, key: str, name: str) -> str:
+        """Return a request's prompt, which no other key and no other run has."""
+        chosen = random.Random(f"{self._run} {key} {name}").choices(self._words, k=50)
+        return "".join(chosen).strip()
+
+    async def ask(
+        self, key: str, name: str, *, num_tokens: int = NUM_TOKENS, priority: int = 0
+    ) -> Answer:
+        """Send a request and return its answer; one that is cut short is kept, too.
+
+        Args:
+            key: Its key.
+            name: Chooses its prompt, with the key and the run.
+            num_tokens: Tokens of the answer.
+            priority: Its priority.
+        """
+        body = json.dumps(
+            {
+                "model": MODEL,
+                "messages": [{"role": "user", "content": self.prompt(key, name)}],
+                "temperature": 0,
+                "max_tokens": num_tokens,
+                "ignore_eos": True,
+                "priority": priority,
+                "stream": True,
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            }
+        )
+        answer = Answer(key, name, time.perf_counter())
+        self.answers.append(answer)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            writer.write(
+                (
+                    "POST /v1/chat/completions HTTP/1.0\r\nHost: 127.0.0.1\r\n"
+                    f"Authorization: Bearer {secret_of(key)}\r\nContent-Type: application/json\r\n"
+                    f"Content-Length: {len(body)}\r\n\r\n{body}"
+                ).encode()
+            )
+            answer.status = int((await reader.readline()).split()[1])
+            while line := await reader.readline():
+                if line.startswith(b"data: "):
+                    answer.lines.append((time.perf_counter(), line))
+            answer.has_ended = True
+        finally:
+            writer.close()
+        return answer
+
+    async def ask_for_ever(self, key: str, name: str, **options: int) -> None:
+        """Send a request as soon as the answer to the last has ended; wait after a refusal."""
+        for number in range(sys.maxsize):
+            answer = await self.ask(key, f"{name} {number}", **options)
+            if answer.is_refused:
+                await asyncio.sleep(REFUSED_PAUSE_S)
+
+    async def ask_at_a_rate(self, key: str, rate: float, **options: int) -> None:
+        """Send requests at a steady rate, whatever becomes of them."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(sys.maxsize):
+                group.create_task(self.ask(key, str(number), **options))
+                await asyncio.sleep(1 / rate)
+
+    async def ask_all(
+        self, key: str, names: Iterable[str], num_at_once: int, **options: int
+    ) -> None:
+        """Send a request for each name, as many at once as given."""
+        left = iter(names)
+
+        async def ask_next() -> None:
+            for name in left:
+                await self.ask(key, name, **options)
+
+        await asyncio.gather(*(ask_next() for _ in range(num_at_once)))
+
+    def of(self, key: str) -> list[Answer]:
+        """Return the answers to a key's requests."""
+        return [answer for answer in self.answers if answer.key == key]
+
+    def tokens_by_key(self, since_s: float, until_s: float) -> Counter[str]:
+        """Return the tokens that came between two times."""
+        found: Counter[str] = Counter()
+        for answer in self.answers:
+            for time_s, num_tokens in answer.tokens():
+                if since_s <= time_s < until_s:
+                    found[answer.key] += num_tokens
+        return found
+
+
+def run_for(seconds: float, works: Iterable[Coroutine[None, None, None]]) -> tuple[float, float]:
+    """Run works for some seconds, then cut them short; return when they began and were cut."""
+
+    async def run() -> tuple[float, float]:
+        began_s = time.perf_counter()
+        tasks = [asyncio.create_task(work) for work in works]
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        end_s = time.perf_counter()
+        for task in tasks:
+            task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                raise outcome
+        return began_s, end_s
+
+    return uvloop.run(run())
