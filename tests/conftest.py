@@ -1,5 +1,6 @@
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from inspect import iscoroutinefunction
 
@@ -47,6 +48,9 @@ MARKS = {
     "tests/serve_app/playground/test_browser_": (pytest.mark.browser, pytest.mark.slow),
 }
 """Marks of all tests whose names begin so."""
+HAD_RAY = pytest.StashKey[bool]()
+"""Whether a Ray ran in this process before the test."""
+
 LOADING = ("tests/clients/",)
 """Folders whose tests share models that take seconds to load; they, too, stay in one process."""
 
@@ -101,6 +105,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Serving
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     need_programs(item)
+    item.stash[HAD_RAY] = has_ray()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Fail a test that leaves a Ray in this process: later tests would find themselves in it.
+
+    Many functions of Ray and Serve start one when there is none.
+    """
+    is_started = has_ray() and not item.stash.get(HAD_RAY, False)
+    assert not is_started or item.get_closest_marker("ray"), "the test has left a Ray running"
+
+
+def has_ray() -> bool:
+    """Return whether this process is connected to a Ray."""
+    ray = sys.modules.get("ray")  # absent in the environment of another engine
+    return ray is not None and bool(ray.is_initialized())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

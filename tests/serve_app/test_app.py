@@ -88,13 +88,14 @@ def test_a_file_whose_replicas_would_fail_is_refused_in_one_line() -> None:
 
 @pytest.fixture
 def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compose applications without a Ray that would be asked for its nodes."""
+    """Compose applications without a Ray, which would start in this process when asked."""
     monkeypatch.setattr(app, "is_token_auth_enabled", lambda: True)
     monkeypatch.setattr(app, "_num_cluster_gpus", lambda: 0.0)
     monkeypatch.setattr(app, "listening_host", lambda: "127.0.0.1")
     monkeypatch.setattr(app, "listening_options", lambda: None)
     monkeypatch.setattr(app, "require_startable", lambda *_: None)
     monkeypatch.setattr(app, "deployed_files", lambda: ())
+    monkeypatch.setattr(app, "running_demands", dict)
     monkeypatch.setattr(app, "RayNodes", Cluster)
 
 
@@ -190,6 +191,7 @@ def test_elsewhere_the_ingress_announces_nothing(
     assert announced() is None
 
 
+@pytest.mark.usefixtures("no_cluster")
 @pytest.mark.parametrize(
     ("num_replicas", "num_cpus", "expected"),
     [(1, "auto", 1.0), (3, "auto", 0.5), (30, "auto", 0.05), (30, 0.7, 0.7)],
