@@ -21,7 +21,7 @@ from deployments.generator.fingerprint import system_fingerprint
 from deployments.vllm_engine import fleet
 from deployments.vllm_engine.fleet import FleetEngine
 
-MODEL = Path(__file__).parents[2] / "models/pydoc-chat"
+MODEL = Path(__file__).parents[3] / "models/pydoc-chat"
 NUM_IDS = 400
 PROMPT = (5, 6, 7)
 
