@@ -108,6 +108,9 @@ class RequestQueue:
         self._now_s = now_s
         self._changed = threading.Condition()
         self._waiting: dict[Job, None] = {}  # a set that keeps its order, oldest first
+        # Those of them that are encoded, by `Claim.queue`.
+        self._ready: dict[tuple[int, str], dict[Job, None]] = {}
+        self._num_waiting_tokens = 0
         self._running: set[Job] = set()
         self._shares = FairShares()  # of those that wait or run
         self._retry_estimator = RetryEstimator()
@@ -137,8 +140,7 @@ class RequestQueue:
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens of the waiting requests that are encoded."""
-        with self._changed:
-            return sum(job.num_tokens for job in self._waiting)
+        return self._num_waiting_tokens
 
     @property
     def waits(self) -> Waits:
@@ -210,6 +212,9 @@ class RequestQueue:
                 job.answer.result()
             self._check_tokens(job.claim, num_tokens)
             job.sequences, job.type_ids, job.num_tokens = sequences, type_ids, num_tokens
+            self._num_waiting_tokens += num_tokens
+            if sequences:
+                self._ready.setdefault(job.claim.queue, {})[job] = None
             self._changed.notify_all()
 
     def take_all(self) -> list[Job] | None:
@@ -218,11 +223,11 @@ class RequestQueue:
         The list is empty if `poke` was called while no request was ready.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._ready() or self._is_poked or self._is_closed)
+            self._changed.wait_for(lambda: self._ready or self._is_poked or self._is_closed)
             if self._is_closed:
                 return None
             self._is_poked = False
-            return self._take(self._ready())
+            return self._take(list(self._ready))
 
     def take_others(self, queues: Collection[tuple[int, str]]) -> list[Job]:
         """Return what waits of all other tenants and priorities than these, without waiting.
@@ -231,7 +236,7 @@ class RequestQueue:
             queues: See `Claim.queue`.
         """
         with self._changed:
-            return self._take([job for job in self._ready() if job.claim.queue not in queues])
+            return self._take([queue for queue in self._ready if queue not in queues])
 
     def in_order(self, came_s: Mapping[tuple[int, str], float]) -> list[tuple[int, str]]:
         """Sort tenants and priorities: first the best priority, then the tenant that got least.
@@ -251,16 +256,21 @@ class RequestQueue:
             for claim, num_tokens in computed:
                 self._shares.charge(claim, cost(num_tokens))
 
-    def _take(self, ready: list[Job]) -> list[Job]:
+    def _take(self, queues: Iterable[tuple[int, str]]) -> list[Job]:
+        """Return what waits of these tenants and priorities, in their order, then by arrival."""
+        ready = [job for queue in queues for job in self._ready.pop(queue)]
         for job in ready:
             del self._waiting[job]
+            self._num_waiting_tokens -= job.num_tokens
         taken = [job for job in ready if job.answer.set_running_or_notify_cancel()]
         self._running.update(taken)
-        now_s = self._now_s()
+        now_s, came_s = self._now_s(), dict[tuple[int, str], float]()
         for job in taken:
             job.taken_s = now_s
-        order = self._order_of({job.claim.queue: job.came_s for job in reversed(taken)})
-        return sorted(taken, key=lambda job: order(job.claim.queue))
+            came_s[job.claim.queue] = min(job.came_s, came_s.get(job.claim.queue, job.came_s))
+        order = self._order_of(came_s)
+        ranks = {queue: order(queue) for queue in came_s}
+        return sorted(taken, key=lambda job: (ranks[job.claim.queue], job.came_s))
 
     def _order_of(
         self, came_s: Mapping[tuple[int, str], float]
@@ -302,9 +312,6 @@ class RequestQueue:
                 if job in self._running or job.answer.set_running_or_notify_cancel():
                     job.answer.set_exception(error)
 
-    def _ready(self) -> list[Job]:
-        return [job for job in self._waiting if job.sequences]
-
     def _enter(self, job: Job) -> None:
         with self._changed:
             self._check_open()
@@ -323,13 +330,24 @@ class RequestQueue:
     def _leave(self, job: Job) -> None:
         with self._changed:
             job.has_left = True
-            self._waiting.pop(job, None)
+            self._remove(job)
             self._running.discard(job)
             self._shares.leave(job.claim)
             if job.on_leave is not None:
                 job.on_leave()
             if job.num_tokens:  # otherwise it was refused and took no device time
                 self._retry_estimator.note_end(self._now_s())
+
+    def _remove(self, job: Job) -> None:
+        """Let a request wait no longer, if it does."""
+        if job not in self._waiting:
+            return
+        del self._waiting[job]
+        self._num_waiting_tokens -= job.num_tokens
+        ready = self._ready.get(job.claim.queue, {})
+        ready.pop(job, None)
+        if not ready:
+            self._ready.pop(job.claim.queue, None)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -345,10 +363,12 @@ class RequestQueue:
                 "(max_queued_tokens); send fewer texts at once.",
                 "input",
             )
-        tokens = [*(job.num_tokens for job in self._waiting if job.sequences), num_new]
-        num_queued = sum(tokens if self._running else tokens[1:])
+        num_queued = self._num_waiting_tokens + num_new
+        if not self._running:  # the oldest is about to be taken
+            encoded = (job.num_tokens for job in self._waiting if job.sequences)
+            num_queued -= next(encoded, num_new)
         if num_queued > limit:
-            why = f"{sum(tokens[:-1])} tokens wait (max_queued_tokens is {limit})"
+            why = f"{self._num_waiting_tokens} tokens wait (max_queued_tokens is {limit})"
             sizes = {job: job.num_tokens for job in self._waiting}
             refusal = self._overloaded(why, OverloadReason.TOKENS)
             self._make_room(claim, num_queued - limit, limit, sizes, refusal)
@@ -375,7 +395,7 @@ class RequestQueue:
         if not to_go:
             raise refusal
         for job in to_go:
-            del self._waiting[job]
+            self._remove(job)
             if job.answer.set_running_or_notify_cancel():
                 job.answer.set_exception(OverloadedError(*refusal.args))
 

@@ -100,7 +100,7 @@ class Gate:
     async def queue(self, number: int, *texts: str) -> asyncio.Future[Pooled]:
         """Ask for texts, and wait until so many requests wait to be computed."""
         asked = asyncio.ensure_future(classified(self.classifier, *texts))
-        await until(lambda: len(self.classifier._queue._ready()) == number)
+        await until(lambda: num_ready(self.classifier) == number)
         return asked
 
 
@@ -114,6 +114,11 @@ def gate(classifier: TextPooler, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ga
 
 def ask(*texts: str, truncate: bool = False) -> PoolingRequest:
     return PoolingRequest("r", texts, truncate)
+
+
+def num_ready(classifier: TextPooler) -> int:
+    """Return how many requests wait that are encoded."""
+    return sum(map(len, classifier._queue._ready.values()))
 
 
 async def until(condition: Any) -> None:
@@ -205,7 +210,7 @@ async def test_requests_that_wait_while_the_device_is_busy_run_together(gate: Ga
     first = asyncio.ensure_future(classified(gate.classifier, "first"))
     await gate.wait_for_batch()
     others = [asyncio.ensure_future(classified(gate.classifier, f"{i}", "x")) for i in range(5)]
-    await until(lambda: len(gate.classifier._queue._ready()) == 5)
+    await until(lambda: num_ready(gate.classifier) == 5)
     gate.open()
     await asyncio.gather(first, *others)
     assert gate.batch_sizes == [1, 10]

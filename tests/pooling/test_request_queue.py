@@ -243,3 +243,68 @@ def test_one_tenant_s_requests_are_taken_from_beside_a_sweep_only_at_its_end(
     queue = RequestQueue(ENOUGH)
     put(queue, stack, 1, claim=A)
     assert queue.take_others({A.queue}) == []
+
+
+def test_requests_of_a_tenant_are_taken_by_arrival_whichever_was_encoded_first(
+    stack: ExitStack,
+) -> None:
+    clock = HandClock()
+    queue = RequestQueue(ENOUGH, clock)
+    jobs = []
+    for _ in range(3):
+        jobs.append(stack.enter_context(queue.place(A)))
+        clock.now_s += 1
+    for job in reversed(jobs):
+        queue.put(job, tokens(1))
+    assert queue.take_others({B.queue}) == jobs
+
+
+def test_what_has_left_or_made_room_is_not_taken(stack: ExitStack) -> None:
+    queue = RequestQueue(QueueLimits(3, None))
+    put(queue, stack, 1, claim=B)
+    queue.take_all()
+    with ExitStack() as client:
+        put(queue, client, 1, claim=A)
+    kept = [put(queue, stack, 1, claim=A) for _ in range(2)]
+    refused = put(queue, stack, 1, claim=A)
+    mine = put(queue, stack, 1, claim=Claim(0, "c"))
+    assert refused.answer.done()
+    assert queue.take_others({B.queue}) == [*kept, mine]
+    assert queue.take_others({B.queue}) == []
+
+
+def test_those_that_wait_for_their_tenant_s_sweep_to_end_are_not_looked_at(
+    stack: ExitStack,
+) -> None:
+    class Seen(Claim):
+        num_times = 0
+
+        @property
+        def queue(self) -> tuple[int, str]:
+            Seen.num_times += 1
+            return 0, "a"
+
+    queue = RequestQueue(ENOUGH)
+    jobs = [put(queue, stack, 1, claim=Seen()) for _ in range(20)]
+    other = put(queue, stack, 1, claim=B)
+    Seen.num_times = 0
+    assert queue.take_others({A.queue}) == [other]
+    assert Seen.num_times == 0
+    assert queue.take_all() == jobs
+
+
+def test_waiting_tokens_are_those_of_what_waits(stack: ExitStack) -> None:
+    queue = RequestQueue(QueueLimits(3, None))
+    put(queue, stack, 9, claim=B)
+    assert queue.num_waiting_tokens == 9
+    queue.take_all()
+    with ExitStack() as client:
+        put(queue, client, 7, claim=A)
+        assert queue.num_waiting_tokens == 7
+    for number in (1, 2, 4):
+        put(queue, stack, number, claim=A)
+    assert queue.num_waiting_tokens == 7
+    put(queue, stack, 8, claim=Claim(0, "c"))  # in the room of the newest
+    assert queue.num_waiting_tokens == 1 + 2 + 8
+    queue.take_others({A.queue})
+    assert queue.num_waiting_tokens == 1 + 2
