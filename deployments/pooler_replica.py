@@ -146,7 +146,7 @@ class PoolerReplica(ModelReplica):
         self._loop = asyncio.get_running_loop()
         with recorded(None if self._spans is None else self._spans.of_texts(request)) as span:
             try:
-                with self._queue.place(request.claim) as job:
+                with self._queue.entered(request.claim) as job:
                     pooled = await self._pool(request, job)
             except REFUSALS as error:
                 end(span, error)

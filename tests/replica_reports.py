@@ -1,6 +1,6 @@
 """Reports of replicas that never ran."""
 
-from deployments.contract.claims import TenantShare
+from deployments.contract.claims import TenantService
 from deployments.contract.telemetry.memory_report import (
     MemoryHistory,
     MemoryReport,
@@ -51,7 +51,7 @@ def gpu_report(replica_id: str = "r", num_samples: int = 3) -> ReplicaReport:
         work=WorkCounts(
             *(3, 1, 0.25, 2, 1, 100, 40),
             waits=Waits({WaitReason.MEMORY: 1}, 2.5, 120.0),
-            tenants=(TenantShare("alice", 2.0, 1, 900.0), TenantShare("bob", 1.0, 0, 300.0)),
+            tenants=(TenantService("alice", 2.0, 1, 900.0), TenantService("bob", 1.0, 0, 300.0)),
         ),
         attention="attention reads extents by length (flash attention)",
     )

@@ -153,7 +153,7 @@ def our_runs(folder: str) -> Iterator[tuple[Run, Run]]:
         return classifier(encoded(texts)).tolist()
 
     def run_in_lanes(texts: Sequence[str]) -> object:
-        with queue.place() as job:
+        with queue.entered() as job:
             queue.put(job, encoded(texts))
             return job.answer.result()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Self
 
-from deployments.contract.claims import TenantShare
+from deployments.contract.claims import TenantService
 from deployments.contract.telemetry.memory_report import MemoryReport
 from deployments.plan.memory_budget import GIB
 
@@ -166,7 +166,7 @@ class WorkCounts:
     num_prompt_tokens: int | None = None
     num_cached_tokens: int | None = None
     waits: Waits = NO_WAITS
-    tenants: tuple[TenantShare, ...] = ()
+    tenants: tuple[TenantService, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

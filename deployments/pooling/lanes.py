@@ -208,7 +208,7 @@ class Lanes:
                 return None
             num_parts = self._num_left
             self._num_left = max(1, self._num_left - 1)
-            num_threads = self._claim(num_parts)
+            num_threads = self._take_threads(num_parts)
             is_alone = num_threads == self._num_threads
             return LaneWork(self._next_texts(num_parts), num_threads, is_alone)
 
@@ -254,13 +254,13 @@ class Lanes:
         self._sweeps = {queue: self._sweeps[queue] for queue in order if self._sweeps[queue].texts}
         return texts
 
-    def _claim(self, num_parts: int) -> int:
+    def _take_threads(self, num_parts: int) -> int:
         with self._freed:
             is_alone = (
                 self._share_threads and num_parts == 1 and self._num_free == self._num_threads
             )
-            share = max(1, self._num_threads // self._num_lanes)
-            num_threads = self._num_threads if is_alone else min(share, self._num_free)
+            num_own = max(1, self._num_threads // self._num_lanes)
+            num_threads = self._num_threads if is_alone else min(num_own, self._num_free)
             self._num_free -= num_threads
             return num_threads
 

@@ -23,9 +23,9 @@ class Sized(Protocol):
 Item = TypeVar("Item", bound=Sized)
 
 MAX_LAID_OUT = 8
-"""Limit on the padded layout of a packed micro-batch, in places per token of `max_tokens`. A text
-of 1024 tokens with 341 texts of three would take 171 places per token, a gigabyte of hidden states
-in RoBERTa-base; texts of 100 to 800 characters take two."""
+"""Limit on the padded layout of a packed micro-batch, as a multiple of `max_tokens`. With padding,
+a text of 1024 tokens and 341 of three are 171 times as many tokens, a gigabyte of hidden states in
+RoBERTa-base; texts of 100 to 800 characters are twice as many."""
 
 
 def in_order(items: Iterable[Item], *, is_padded: bool) -> list[Item]:
@@ -50,7 +50,7 @@ def take_batch(
         sweeps: Items sorted by `in_order`; those of the first sweep go first. Items that are no
             longer wanted are dropped on the way.
         max_tokens: The most tokens to compute together; a packed layout may have `MAX_LAID_OUT`
-            times as many places. A longer sequence runs by itself.
+            times as many with its padding. A longer sequence runs by itself.
         is_padded: Whether each item costs as much as the longest.
         is_wanted: Returns whether a client still waits for an item.
     """
@@ -62,8 +62,8 @@ def take_batch(
             if is_wanted(item):
                 longest = max(longest, item.num_tokens)
                 total += item.num_tokens
-                num_places = longest * (len(batch) + 1)
-                cost = num_places if is_padded else max(total, num_places / MAX_LAID_OUT)
+                num_padded = longest * (len(batch) + 1)
+                cost = num_padded if is_padded else max(total, num_padded / MAX_LAID_OUT)
                 if batch and cost > max_tokens:
                     return batch
                 batch.append(item)

@@ -7,7 +7,7 @@ read the first token, the last that is not padding, or all tokens.
 
 `pack` finds out by a trial run whether a model can be packed: the hidden states must equal those of
 each sequence run by itself. `is_right_padded` finds out in the same way whether a model can be
-padded: XLNet's head reads the last place of a row, padding or not, and FNet mixes all places.
+padded: XLNet's head reads the last position of a row, padding or not, and FNet mixes all positions.
 """
 
 import logging
@@ -62,13 +62,13 @@ class Packing:
 
     Attributes:
         lengths: Tokens of each sequence.
-        places: [n], int64, each token's place in the padded batch, row by row.
+        indices: [n], int64, each token's index in the padded batch, row by row.
         positions: [n], int64, each token's position in its sequence.
         starts: See `PackedRow`.
     """
 
     lengths: tuple[int, ...]
-    places: torch.Tensor
+    indices: torch.Tensor
     positions: torch.Tensor
     starts: torch.Tensor | None = None
 
@@ -83,10 +83,10 @@ class Packing:
         num_tokens = int(ends[-1])
         positions = torch.arange(num_tokens) - (ends - sizes).repeat_interleave(sizes)
         rows = torch.arange(len(lengths)).repeat_interleave(sizes)
-        places = rows * width + positions
+        indices = rows * width + positions
         if device.type == "cpu":
-            return cls(tuple(lengths), places, positions)
-        joined = torch.cat([places, positions, sizes.new_zeros(1), ends])
+            return cls(tuple(lengths), indices, positions)
+        joined = torch.cat([indices, positions, sizes.new_zeros(1), ends])
         sizes_of = [num_tokens, num_tokens, len(lengths) + 1]
         sent = torch.split(send(joined, device), sizes_of)
         return cls(tuple(lengths), sent[0], sent[1], sent[2].int())
@@ -99,12 +99,12 @@ class Packing:
 
     def take(self, batch: torch.Tensor) -> torch.Tensor:
         """Return the tokens of a padded batch, [n, length], as one row, [1, tokens]."""
-        return batch.flatten().index_select(0, self.places)[None]
+        return batch.flatten().index_select(0, self.indices)[None]
 
     def lay_out(self, row: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Return a row, [tokens, hidden], as a padded batch, [*shape, hidden]."""
         batch = row.new_zeros(shape.numel(), row.shape[-1])
-        return batch.index_copy_(0, self.places, row).view(*shape, row.shape[-1])
+        return batch.index_copy_(0, self.indices, row).view(*shape, row.shape[-1])
 
 
 _KNOWN: ContextVar[Packing | None] = ContextVar("known packing", default=None)

@@ -26,7 +26,7 @@ from deployments.contract.claims import (
     PRIORITY_AGING_S,
     Claim,
     FairShares,
-    TenantShare,
+    TenantService,
     cost,
 )
 from deployments.contract.errors import (
@@ -152,7 +152,7 @@ class RequestQueue:
             longest_s = self._now_s() - oldest.came_s
             return Waits(longest_s=longest_s, service_gap_tokens=self._shares.gap)
 
-    def of_tenants(self, max_tenants: int) -> tuple[TenantShare, ...]:
+    def of_tenants(self, max_tenants: int) -> tuple[TenantService, ...]:
         """Return what tenants got; see `FairShares`."""
         with self._changed:
             return self._shares.of_tenants(max_tenants)
@@ -175,8 +175,8 @@ class RequestQueue:
             self._limits = limits
 
     @contextmanager
-    def place(self, claim: Claim | None = None) -> Iterator[Job]:
-        """Hold a place for one request, from its arrival to its end.
+    def entered(self, claim: Claim | None = None) -> Iterator[Job]:
+        """Hold room for one request, from its arrival to its end.
 
         Args:
             claim: The request's; None claims nothing beside others.
@@ -381,7 +381,7 @@ class RequestQueue:
         sizes: Mapping[Job, int],
         refusal: OverloadedError,
     ) -> None:
-        """Refuse waiting requests in a request's place, or that itself; see `FairShares.to_go`.
+        """Refuse waiting requests for the sake of one, or that itself; see `FairShares.to_go`.
 
         Args:
             claim: The request's.

@@ -141,7 +141,7 @@ def load_onto_share(
     """
     source, revision = plan.spec.source, plan.spec.entry.revision
     progress = progress or StartProgress()
-    claim_share(plan.spec, device)
+    confine_to_share(plan.spec, device)
     download_files(source, revision, progress)
     num_files, num_bytes = weights_of(source, revision)
     progress.begin(StartPhase.LOADING, total_bytes=num_bytes, total_files=num_files)
@@ -169,7 +169,7 @@ def measure_memory(
     return MeasuredMemory(weight_bytes, captured_bytes, use.peak_bytes or 0, use.process_bytes)
 
 
-def claim_share(spec: ModelSpec, device: MemoryDevice) -> None:
+def confine_to_share(spec: ModelSpec, device: MemoryDevice) -> None:
     """Cap this process at its share of the device, and let loading use every core."""
     keep_freed_memory()
     torch.set_num_threads(num_cores())

@@ -481,7 +481,7 @@ async def test_a_traced_request_s_span_tells_its_tokens_and_its_wait(
         monkeypatch.setattr(classifier, "_spans", ModelSpans(tracer, "c", SpanKind.SERVER))
         found = await classifier.pool(replace(ask("one", "two"), trace=trace))
         classifier.reconfigure({"max_queued_requests": 0})
-        with classifier._queue.place():
+        with classifier._queue.entered():
             refused = await classifier.pool(replace(ask("one"), trace=trace))
         tracer.close()
     assert isinstance(found, Pooled)

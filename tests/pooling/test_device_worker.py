@@ -85,7 +85,7 @@ class Replica:
         self.worker.start().result(DEADLINE_S)
 
     def ask(self, *texts: TokenIds) -> Job:
-        job = self.stack.enter_context(self.queue.place())
+        job = self.stack.enter_context(self.queue.entered())
         self.queue.put(job, texts)
         return job
 
@@ -225,7 +225,7 @@ def test_a_text_that_exceeds_the_memory_by_itself_fails_by_itself(replica: Repli
 def test_the_remaining_texts_of_an_abandoned_request_are_dropped(device: GatedDevice) -> None:
     replica = Replica(device, max_batched_tokens=2)
     device.is_open = False
-    with replica.queue.place() as job:
+    with replica.queue.entered() as job:
         replica.queue.put(job, ((1, 1), (2, 2), (3, 3)))
         device.wait_for_batch()
     device.open()
@@ -264,7 +264,7 @@ def test_a_ping_is_answered_when_all_requests_taken_with_it_are_abandoned(
     worker = DeviceWorker(lambda: device, queue, ping_once)
     worker.start().result(DEADLINE_S)
     device.is_open = False
-    with queue.place() as job, queue.place() as gone:
+    with queue.entered() as job, queue.entered() as gone:
         queue.put(job, ((1,),))
         device.wait_for_batch()
         gone.has_left = True  # as if it left just after it was taken

@@ -28,8 +28,8 @@ def batches(taken: list[Item], max_tokens: int, *, is_padded: bool) -> list[list
 
 def cost(batch: list[Item], *, is_padded: bool) -> float:
     lengths = [item.num_tokens for item in batch]
-    num_places = max(lengths) * len(lengths)
-    return num_places if is_padded else max(sum(lengths), num_places / MAX_LAID_OUT)
+    num_padded = max(lengths) * len(lengths)
+    return num_padded if is_padded else max(sum(lengths), num_padded / MAX_LAID_OUT)
 
 
 @given(taken=items, max_tokens=st.integers(1, 100), is_padded=st.booleans())

@@ -3,7 +3,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from deployments.contract.claims import Claim, TenantShare
+from deployments.contract.claims import Claim, TenantService
 from deployments.contract.errors import (
     InvalidRequestError,
     OverloadedError,
@@ -28,7 +28,7 @@ def tokens(*lengths: int) -> tuple[tuple[int, ...], ...]:
 
 
 def put(queue: RequestQueue, stack: ExitStack, *lengths: int, claim: Claim | None = None) -> Job:
-    job = stack.enter_context(queue.place(claim))
+    job = stack.enter_context(queue.entered(claim))
     queue.put(job, tokens(*lengths))
     return job
 
@@ -36,7 +36,7 @@ def put(queue: RequestQueue, stack: ExitStack, *lengths: int, claim: Claim | Non
 def test_all_ready_requests_are_taken_at_once_oldest_first(stack: ExitStack) -> None:
     queue = RequestQueue(ENOUGH)
     jobs = [put(queue, stack, n) for n in (3, 1, 2)]
-    unready = stack.enter_context(queue.place())
+    unready = stack.enter_context(queue.entered())
     assert [job.taken_s for job in jobs] == [None] * 3
     assert queue.take_all() == jobs
     assert all(job.taken_s is not None for job in jobs)
@@ -49,9 +49,9 @@ def test_all_ready_requests_are_taken_at_once_oldest_first(stack: ExitStack) -> 
 def test_an_idle_device_has_room_for_one_more_than_may_wait(stack: ExitStack, limit: int) -> None:
     queue = RequestQueue(QueueLimits(limit, None))
     for _ in range(limit + 1):
-        stack.enter_context(queue.place())
+        stack.enter_context(queue.entered())
     with pytest.raises(OverloadedError, match=f"max_queued_requests is {limit}"):
-        stack.enter_context(queue.place())
+        stack.enter_context(queue.entered())
 
 
 @pytest.mark.parametrize("limit", [0, 1, 5])
@@ -60,19 +60,19 @@ def test_a_busy_device_has_room_for_as_many_as_may_wait(stack: ExitStack, limit:
     put(queue, stack, 1)
     queue.take_all()
     for _ in range(limit):
-        stack.enter_context(queue.place())
+        stack.enter_context(queue.entered())
     with pytest.raises(OverloadedError):
-        stack.enter_context(queue.place())
+        stack.enter_context(queue.entered())
 
 
 def test_a_request_that_leaves_makes_room(stack: ExitStack) -> None:
     queue = RequestQueue(QueueLimits(1, None))
     put(queue, stack, 1)
     queue.take_all()
-    with queue.place() as job:
+    with queue.entered() as job:
         assert not job.has_left
     assert job.has_left
-    stack.enter_context(queue.place())
+    stack.enter_context(queue.entered())
 
 
 def test_tokens_are_bounded_exactly(stack: ExitStack) -> None:
@@ -80,7 +80,7 @@ def test_tokens_are_bounded_exactly(stack: ExitStack) -> None:
     put(queue, stack, 8)
     queue.take_all()
     put(queue, stack, 3, 3)
-    job = stack.enter_context(queue.place())
+    job = stack.enter_context(queue.entered())
     with pytest.raises(OverloadedError, match="6 tokens wait") as refused:
         queue.put(job, tokens(5))
     assert refused.value.retry_after_s == 1
@@ -109,7 +109,7 @@ def test_limits_change_while_requests_wait(stack: ExitStack) -> None:
     waiting = [put(queue, stack, 1), put(queue, stack, 1)]
     queue.set_limits(QueueLimits(0, None))
     with pytest.raises(OverloadedError):
-        stack.enter_context(queue.place())
+        stack.enter_context(queue.entered())
     assert queue.take_all() == waiting
 
 
@@ -124,7 +124,7 @@ def test_the_longest_wait_is_that_of_the_oldest_request(stack: ExitStack) -> Non
     clock.now_s = 4
     queue.charge([(alice, 30)])
     assert queue.waits == Waits(longest_s=4, service_gap_tokens=30)
-    assert queue.of_tenants(1) == (TenantShare("bob", 2, 1, 0),)
+    assert queue.of_tenants(1) == (TenantService("bob", 2, 1, 0),)
     queue.take_all()
     assert queue.waits is NO_WAITS
 
@@ -143,7 +143,7 @@ def test_a_refusal_says_when_the_running_requests_will_have_ended(stack: ExitSta
         put(queue, stack, 1)
     clock.now_s = 6
     with pytest.raises(OverloadedError) as refused:
-        stack.enter_context(queue.place())
+        stack.enter_context(queue.entered())
     # One has ended in six seconds, and two run; all waiting ones are taken after them.
     assert refused.value.retry_after_s == 12
 
@@ -167,7 +167,7 @@ def test_a_closed_queue_accepts_nothing_and_fails_its_requests(stack: ExitStack)
     queue = RequestQueue(ENOUGH)
     running = put(queue, stack, 1)
     queue.take_all()
-    waiting, unready = put(queue, stack, 1), stack.enter_context(queue.place())
+    waiting, unready = put(queue, stack, 1), stack.enter_context(queue.entered())
     queue.close()
     assert queue.take_all() is None
     queue.fail_all(ReplicaUnavailableError("gone"))
@@ -176,7 +176,7 @@ def test_a_closed_queue_accepts_nothing_and_fails_its_requests(stack: ExitStack)
     with pytest.raises(ReplicaUnavailableError):
         queue.put(unready, tokens(1))
     with pytest.raises(ReplicaUnavailableError):
-        stack.enter_context(queue.place())
+        stack.enter_context(queue.entered())
 
 
 A, B = Claim(tenant="a"), Claim(tenant="b")
@@ -187,7 +187,7 @@ def test_a_tenant_under_its_share_gets_the_room_of_one_beyond_its_own(stack: Exi
     put(queue, stack, 1, claim=A)
     queue.take_all()
     kept = [put(queue, stack, 1, claim=A) for _ in range(2)]
-    gone = [put(queue, stack, 1, claim=A), stack.enter_context(queue.place(A))]
+    gone = [put(queue, stack, 1, claim=A), stack.enter_context(queue.entered(A))]
     mine = [put(queue, stack, 1, claim=B) for _ in range(2)]
     with pytest.raises(OverloadedError, match="4 requests wait"):
         put(queue, stack, 1, claim=B)
@@ -252,7 +252,7 @@ def test_requests_of_a_tenant_are_taken_by_arrival_whichever_was_encoded_first(
     queue = RequestQueue(ENOUGH, clock)
     jobs = []
     for _ in range(3):
-        jobs.append(stack.enter_context(queue.place(A)))
+        jobs.append(stack.enter_context(queue.entered(A)))
         clock.now_s += 1
     for job in reversed(jobs):
         queue.put(job, tokens(1))

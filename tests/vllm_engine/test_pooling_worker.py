@@ -105,7 +105,7 @@ def until(condition: Callable[[], bool]) -> None:
 def test_a_job_s_rows_come_in_the_order_of_its_texts(
     worker: VllmWorker, engine: FakeEngine, queue: RequestQueue, batches: list[BatchStats]
 ) -> None:
-    with queue.place() as job:
+    with queue.entered() as job:
         queue.put(job, ((1, 2), (3,), (4, 5)), (None, (0,), (0, 1)))
         assert answered(job) == [3, 3, 9]
     assert sorted(engine.seen) == [((1, 2), None), ((3,), (0,)), ((4, 5), (0, 1))]
@@ -116,7 +116,7 @@ def test_jobs_wait_in_the_queue_while_vllm_has_a_step_s_tokens(
     worker: VllmWorker, engine: FakeEngine, queue: RequestQueue
 ) -> None:
     engine.is_open = False
-    with queue.place() as first, queue.place() as second, queue.place() as third:
+    with queue.entered() as first, queue.entered() as second, queue.entered() as third:
         queue.put(first, ((1,) * 9,))
         until(lambda: queue.num_running == 1)
         queue.put(second, ((2, 2),))
@@ -132,7 +132,7 @@ def test_a_text_that_fails_ends_its_own_job_at_once(
     worker: VllmWorker, engine: FakeEngine, queue: RequestQueue, token_id: int
 ) -> None:
     engine.is_open = token_id == NAN
-    with queue.place() as bad, queue.place() as good:
+    with queue.entered() as bad, queue.entered() as good:
         queue.put(bad, ((1,), (token_id, 2)))
         with pytest.raises(PoolingFailedError, match="a text of 2 tokens") as caught:
             bad.answer.result(DEADLINE_S)
@@ -147,7 +147,7 @@ def test_a_client_that_leaves_has_its_texts_aborted(
     worker: VllmWorker, engine: FakeEngine, queue: RequestQueue
 ) -> None:
     engine.is_open = False
-    with queue.place() as job:
+    with queue.entered() as job:
         queue.put(job, ((1,), (2,)))
         until(lambda: len(engine.seen) == 2)
     until(lambda: engine.num_cancelled == 2)
@@ -159,7 +159,7 @@ def test_a_lost_engine_fails_the_requests_that_run_and_ends_the_worker(
     worker: VllmWorker, engine: FakeEngine, queue: RequestQueue
 ) -> None:
     engine.is_open = False
-    with queue.place() as job:
+    with queue.entered() as job:
         queue.put(job, ((1,), (2,)))
         until(lambda: len(engine.seen) == 2)
         engine.is_lost = True
@@ -189,7 +189,7 @@ def test_an_engine_that_hangs_is_given_up(
     engine.is_open = False
     engine.hangs = True
     assert not worker.is_stuck  # it has nothing to do
-    with queue.place() as job:
+    with queue.entered() as job:
         queue.put(job, ((1,),))
         with pytest.raises(ReplicaUnavailableError):
             job.answer.result(DEADLINE_S)
@@ -205,7 +205,7 @@ def test_a_ping_runs_a_probe_if_nothing_else_runs(
     worker.ping().result(DEADLINE_S)
     assert engine.seen == [(PROBE, None)]
     engine.is_open = False
-    with queue.place() as job:
+    with queue.entered() as job:
         queue.put(job, ((1,),))
         until(lambda: len(engine.seen) == 2)
         ping = worker.ping()
@@ -219,7 +219,7 @@ def test_stopping_fails_what_runs_and_ends_the_engine(
     worker: VllmWorker, engine: FakeEngine, queue: RequestQueue
 ) -> None:
     engine.is_open = False
-    with queue.place() as job:
+    with queue.entered() as job:
         queue.put(job, ((1,) * 20,))
         until(lambda: len(engine.seen) == 1)
         worker.stop()

@@ -2,7 +2,7 @@
 
 from deployments.contract.claims.claim import NO_CLAIM, Claim
 from deployments.contract.claims.claim_queue import PRIORITY_AGING_S, ClaimQueue
-from deployments.contract.claims.shares import FairShares, StreamCost, TenantShare, cost
+from deployments.contract.claims.shares import FairShares, StreamCost, TenantService, cost
 
 __all__ = [
     "NO_CLAIM",
@@ -11,6 +11,6 @@ __all__ = [
     "ClaimQueue",
     "FairShares",
     "StreamCost",
-    "TenantShare",
+    "TenantService",
     "cost",
 ]

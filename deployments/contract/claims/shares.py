@@ -45,7 +45,7 @@ def cost(num_prompt_tokens: int, num_answer_tokens: int = 0) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class TenantShare:
+class TenantService:
     """What a tenant got of one replica.
 
     Attributes:
@@ -135,7 +135,7 @@ class FairShares:
         counters = [tenant.counter for tenant in self._waiting.values()]
         return max(counters) - min(counters) if counters else 0.0
 
-    def of_tenants(self, max_tenants: int) -> tuple[TenantShare, ...]:
+    def of_tenants(self, max_tenants: int) -> tuple[TenantService, ...]:
         """Return what the tenants got that waited last, the latest first.
 
         Args:
@@ -143,7 +143,7 @@ class FairShares:
         """
         latest = islice(reversed(self._tenants.items()), max_tenants)
         return tuple(
-            TenantShare(name, tenant.weight, tenant.num_waiting, tenant.served)
+            TenantService(name, tenant.weight, tenant.num_waiting, tenant.served)
             for name, tenant in latest
         )
 

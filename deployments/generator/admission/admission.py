@@ -10,14 +10,14 @@ A sequence is counted before any work is done for it, so that a refusal costs al
 tokens are counted once they are known; if it turns out then that it has to wait, because the memory
 is full, and as many wait as may, it is refused then. The sequences of one HTTP request (several
 answers, several prompts) are admitted together or not at all: the first takes permits for all, and
-the others claim theirs. Sequences that another replica has already admitted bypass the limits, so
+the others take theirs. Sequences that another replica has already admitted bypass the limits, so
 that they finish; but if that replica still runs them, they are admitted only if they can run at
 once.
 
 If as many wait as may, a request of a better priority than others is admitted all the same. One of
 those that wait is then parked: the newest of the worst priority. If none waits that could be, one
 that runs is going to give up its place. At the same priority, a tenant that uses less than its
-share of the queue gets the place of the newest of the tenant that is furthest beyond its own.
+share of the queue gets the room of the newest of the tenant that is furthest beyond its own.
 Nothing is parked before the request is known to be valid, and its tokens to find room, too: until
 then, and until those that were displaced are parked, more may wait than the limit says, by as many
 as can be parked.
@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from deployments.contract.claims import PRIORITY_AGING_S, Claim, FairShares, TenantShare
+from deployments.contract.claims import PRIORITY_AGING_S, Claim, FairShares, TenantService
 from deployments.contract.errors import InvalidRequestError, OverloadedError, OverloadReason
 from deployments.contract.generation import GenerationRequest, RequestGroup
 from deployments.generator.admission.engine_feed import EngineFeed
@@ -113,7 +113,7 @@ class Admission:
         """Why and how long sequences wait."""
         return self._estimate.waits
 
-    def of_tenants(self, max_tenants: int) -> tuple[TenantShare, ...]:
+    def of_tenants(self, max_tenants: int) -> tuple[TenantService, ...]:
         """Return what tenants got; see `FairShares`."""
         return self._shares.of_tenants(max_tenants)
 
@@ -177,7 +177,7 @@ class Admission:
         self._shares.charge(permit.claim, served)
 
     def park(self, permit: Permit) -> None:
-        """Give a sequence that waits back to its ingress; its place is free at once."""
+        """Give a sequence that waits back to its ingress; its room is free at once."""
         assert permit.run is not None, "only accepted sequences are parked"
         permit.run.park()
         self._feed.drop(permit)
@@ -258,7 +258,7 @@ class Admission:
             )
         num_to_wait = self._estimate.num_to_wait(num_new, claim)
         num_too_many = self._num_too_many(num_to_wait)
-        if num_too_many and self._places(num_too_many, claim) is None:
+        if num_too_many and self._to_leave(num_too_many, claim) is None:
             raise self._too_many_wait(num_too_many, f"{self.num_running} sequences run")
         return min(num_to_wait, num_too_many)
 
@@ -271,7 +271,7 @@ class Admission:
     def _to_park(
         self, permit: Permit, due: Sequence[Permit], num_beyond: int, num_tokens: int
     ) -> list[Permit]:
-        """Return what to park, so that places and tokens suffice for a sequence and its siblings.
+        """Return what to park, so that the queue has room for a sequence and its siblings.
 
         Args:
             permit: The sequence's.
@@ -284,20 +284,20 @@ class Admission:
         """
         num_too_many = max(0, self.num_waiting + num_beyond - self.limits.max_queued_sequences)
         num_missing = min(permit.num_owed + num_beyond, num_too_many)
-        places = self._places(num_missing, permit.claim, due) if num_missing else []
-        if places is None:
+        leaving = self._to_leave(num_missing, permit.claim, due) if num_missing else []
+        if leaving is None:
             why = "those that run leave too little memory for this one"
             raise self._too_many_wait(num_too_many, why)
         waiting = [each.num_tokens for each in due if not each.is_running]
         num_new = num_tokens * (len(waiting) + num_beyond) - sum(waiting)
         limit = self.limits.max_queued_tokens
         if num_new <= 0 or limit is None:
-            return places
-        num_waiting_tokens = self.num_waiting_tokens - sum(each.num_tokens for each in places)
+            return leaving
+        num_waiting_tokens = self.num_waiting_tokens - sum(each.num_tokens for each in leaving)
         num_missing = num_waiting_tokens + num_new - limit
         if num_missing <= 0:
-            return places
-        left_out = {*due, *places}
+            return leaving
+        left_out = {*due, *leaving}
         rest = [each for each in self._estimate.oldest_first if each not in left_out]
         sizes = {each: each.num_tokens for each in rest}
         room = self._room(permit.claim, num_missing, limit, sizes)
@@ -307,10 +307,10 @@ class Admission:
                 f"{self.num_waiting_tokens} tokens wait (max_queued_tokens is {limit})",
                 OverloadReason.TOKENS,
             )
-        return places + room
+        return leaving + room
 
-    def _places(self, num: int, claim: Claim, due: Sequence[Permit] = ()) -> list[Permit] | None:
-        """Return what to park for `num` places in the queue; None if that many can't be had.
+    def _to_leave(self, num: int, claim: Claim, due: Sequence[Permit] = ()) -> list[Permit] | None:
+        """Return what to park, so that `num` more may wait; None if there is no room for so many.
 
         Those that wait and are of a worse priority go first. Those that run and will be displaced
         count, too: they are parked when that is due. If these do not suffice, see `_room`.

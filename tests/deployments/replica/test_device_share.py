@@ -19,7 +19,7 @@ from deployments.plan.replica_plan import DeviceMemory, plan_replica
 from deployments.plan.replica_report import MeasuredMemory, MemoryPlan
 from deployments.replica import device_share
 from deployments.replica.device_share import (
-    claim_share,
+    confine_to_share,
     log_sizes,
     measure_memory,
     plan_share,
@@ -40,7 +40,7 @@ def test_the_process_is_capped_at_its_share_and_loads_on_every_core(
 ) -> None:
     enforced: list[float] = []
     monkeypatch.setattr(CpuDevice, "enforce_share", lambda _, share: enforced.append(share))
-    claim_share(spec("m", num_gpus=num_gpus), CpuDevice())
+    confine_to_share(spec("m", num_gpus=num_gpus), CpuDevice())
     assert enforced == [share]
     assert torch.get_num_threads() == num_cores()
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.contract.claims import Claim, FairShares, StreamCost, TenantShare, cost
+from deployments.contract.claims import Claim, FairShares, StreamCost, TenantService, cost
 from deployments.contract.claims import shares as fair_shares
 from deployments.contract.output import FinishReason, PromptLogprobs, TextDelta
 
@@ -97,8 +97,8 @@ def test_tenants_are_told_that_waited_last() -> None:
         shares.charge(claim, served)
     shares.leave(B)
     assert shares.of_tenants(2) == (
-        TenantShare("b", 1.0, 0, 5.0),
-        TenantShare("heavy", 3.0, 1, 30.0),
+        TenantService("b", 1.0, 0, 5.0),
+        TenantService("heavy", 3.0, 1, 30.0),
     )
     assert [each.tenant for each in shares.of_tenants(9)] == ["b", "heavy", "a"]
 
