@@ -194,8 +194,12 @@ class GenerationStream(Protocol):
         ...
 
     @property
-    def is_moving(self) -> bool:
-        """Whether it has lost its replica and waits for another to go on."""
+    def waited_until_s(self) -> float:
+        """When it last stopped waiting to go on elsewhere, by the event loop's clock.
+
+        Now while it looks for a replica, or is parked until its turn comes: nothing can come then,
+        and its client hears why. 0 if it has never waited.
+        """
         ...
 
     def __aiter__(self) -> AsyncIterator[list[TextDelta]]:

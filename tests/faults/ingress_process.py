@@ -82,7 +82,7 @@ class _RemoteBackend:
 class _RemoteStream:
     """A stream whose deltas come over a connection of its own."""
 
-    is_moving = False
+    waited_until_s = 0.0
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, accepted: Accepted

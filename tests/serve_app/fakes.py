@@ -58,7 +58,7 @@ class Pinged(asyncio.Event):
 
 
 class FakeStream:
-    is_moving = False
+    waited_until_s = 0.0
 
     def __init__(
         self,

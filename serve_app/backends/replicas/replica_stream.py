@@ -32,8 +32,8 @@ class ReplicaStream:
     background, so that Serve counts it as ended.
     """
 
-    is_moving: ClassVar[bool] = False
-    """It ends with its replica."""
+    waited_until_s: ClassVar[float] = 0.0
+    """It ends with its replica, and waits for no other."""
 
     _watched: ClassVar[set[asyncio.Future[None]]] = set()
     """Keeps the tasks that read calls to their ends: the event loop alone does not."""

@@ -2,8 +2,8 @@
 
 Wraps a backend, so that every surface keeps the same limits; `api.requests` applies the first-token
 limit to the work before that (images, schemas). The first-token and total limits count from the
-request's arrival; the stall limit counts from each read of the stream, but not while it is parked
-or waits for another replica: then its client is told why it waits. When a limit is exceeded, the
+request's arrival; the stall limit counts from each read of the stream, but not while the stream
+waits to go on at another replica (`GenerationStream.waited_until_s`). When a limit is exceeded, the
 sequence is aborted and the stream raises: a 504 if no headers were sent yet, else an error event.
 """
 
@@ -24,7 +24,6 @@ from deployments.contract.generation import GenerationRequest, GenerationStream,
 from deployments.contract.output import TextDelta
 from deployments.contract.pooling import PoolingRequest
 from serve_app.backends.replicas.backend import AnswerT, Backend, PingRequest
-from serve_app.backends.streams.failover_stream import FailoverStream
 from serve_app.config import LimitsConfig
 from serve_app.http.request_record import seconds_since_arrival
 
@@ -190,9 +189,9 @@ class DeadlineStream:
         self._missed: Deadline | None = None
 
     @property
-    def is_moving(self) -> bool:
-        """Whether it has lost its replica and waits for another to go on."""
-        return self._stream.is_moving
+    def waited_until_s(self) -> float:
+        """When it last stopped waiting to go on elsewhere; see `GenerationStream`."""
+        return self._stream.waited_until_s
 
     def __aiter__(self) -> Self:
         """Return itself: a stream is read once."""
@@ -247,10 +246,6 @@ class DeadlineStream:
         if self._reader is None:
             return  # the next read sets it
         due = self._deadline()
-        if due.error is StallTimeoutError and self._stream.is_moving:
-            # `failover_timeout_s` bounds this wait, so the stall limit counts from here again.
-            self._asked_s = self._loop.time()
-            due = self._deadline()
         if due.at_s > self._loop.time():
             self._set_timer()
             return
@@ -261,9 +256,7 @@ class DeadlineStream:
         """Return the deadline of the current read, or of the next one."""
         if not self._has_tokens:
             return first_deadline(self._limits, self._started_s)
-        since_s = self._asked_s
-        if isinstance(self._stream, FailoverStream):
-            since_s = max(since_s, self._stream.parked_until_s)
+        since_s = max(self._asked_s, self._stream.waited_until_s)
         return next_deadline(self._limits, self._started_s, since_s)
 
 

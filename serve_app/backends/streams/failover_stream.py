@@ -81,7 +81,7 @@ class FailoverStream:
         self._lot = lot
         self._place: ParkedPlace | None = None  # while it is parked, until it goes on
         self._parked = ExitStack()  # closing it ends what is counted of that time
-        self._parked_until_s = 0.0
+        self._waited_until_s = 0.0
         self._patience_s = limits.first_patience_s  # with a replica to which it is offered
         self._may_park = lot is not None
         self._waited_s = request.claim.waited_s
@@ -104,9 +104,13 @@ class FailoverStream:
         return self
 
     @property
-    def is_moving(self) -> bool:
-        """Whether it has lost its replica and waits for another to go on."""
-        return self._opening is not None
+    def waited_until_s(self) -> float:
+        """When it last stopped waiting to go on elsewhere; see `GenerationStream`.
+
+        While a replica is asked to take it, it does not wait: one that hangs holds up the answer.
+        """
+        is_parked = self._place is not None and not self._place.is_offered
+        return self._now_s() if is_parked or self._retries.is_searching else self._waited_until_s
 
     async def __anext__(self) -> list[TextDelta]:
         """Return the deltas that have become ready since the last call.
@@ -135,13 +139,6 @@ class FailoverStream:
                     continue  # the next replica sends them
                 if kept := self._keep(deltas):
                     return kept
-
-    @property
-    def parked_until_s(self) -> float:
-        """When it last stopped waiting for an offer, by the loop's clock; now while it waits."""
-        if self._place is not None and not self._place.is_offered:
-            self._parked_until_s = self._now_s()
-        return self._parked_until_s
 
     async def aclose(self) -> None:
         """Abort the sequence unless it has ended, wherever it is; closing twice is harmless."""
@@ -214,7 +211,7 @@ class FailoverStream:
             else:
                 self._retries.note_loss(loss, has_started=True, num_gained=num_gained)
             was_parked = was_parked or was_offered
-            self._opening = asyncio.ensure_future(self._open_again(was_parked=was_parked))
+            self._opening = asyncio.ensure_future(self._open_again())
             await self._wait_for(self._opening, Notice.PARKED if was_parked else Notice.WAITING)
         except RaystreamError:
             self._end()
@@ -259,15 +256,18 @@ class FailoverStream:
             raise StopAsyncIteration
         opening.result()
 
-    async def _open_again(self, *, was_parked: bool) -> None:
+    async def _open_again(self) -> None:
         while self._place is not None:
             await self._place.wait_for_turn()
-            self._parked_until_s = self._now_s()
+            self._waited_until_s = self._now_s()
             taken = await self._offer(self._place)
             if taken is not None:
                 self._begin(taken)
                 return
-        self._begin(await self._retries.until_taken(self._send_again, was_parked=was_parked))
+        self._retries.limit_search()
+        taken = await self._retries.until_taken(self._send_again)
+        self._waited_until_s = self._now_s()
+        self._begin(taken)
 
     async def _offer(self, place: ParkedPlace) -> GenerationStream | None:
         """Offer the parked stream to a replica; None if it waits again, or has left the lot."""

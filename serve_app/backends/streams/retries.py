@@ -156,6 +156,11 @@ class Retries:
         """The deaths that make the request a suspect; see `GenerationRequest.num_deaths`."""
         return 0 if self._has_tokens and self._num_deaths == 1 else self._num_deaths
 
+    @property
+    def is_searching(self) -> bool:
+        """Whether it looks for a replica to take over, for a limited time."""
+        return self._give_up_at_s is not None
+
     def noted_in(self, request: RequestT, *, is_planned: bool = False) -> RequestT:
         """Return a request that tells its next replica of the deaths, and its trace of the move.
 
@@ -186,7 +191,7 @@ class Retries:
                 None,
                 RETRY_AFTER_S,
             ) from error
-        self._limit_search()
+        self.limit_search()
         is_death = _is_death(error)
         if is_death:  # of several losses in one search, a death is told
             self._reason = MoveReason.LOST
@@ -208,7 +213,7 @@ class Retries:
         """
         self._note_death(error, has_started=has_started, num_gained=0)
         if self.num_deaths:
-            self._limit_search()
+            self.limit_search()
             self._reason = MoveReason.LOST
 
     def _note_death(self, error: RaystreamError, *, has_started: bool, num_gained: int) -> None:
@@ -241,17 +246,16 @@ class Retries:
         """
         return max(self._limits.timeout_s, NUM_STARTS * self._starts.slowest_s)
 
-    async def until_taken(self, call: Callable[[], Awaitable[T]], *, was_parked: bool = False) -> T:
+    async def until_taken(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call, and repeat it while replicas are lost, until one takes the request.
 
-        The first call may take any time. After a loss, the time is limited.
+        The first call may take any time. In a search the time is limited, and a refusal ends
+        nothing: in a roll-out the router may have picked a replica of another version while those
+        of the text's own still run.
 
         Args:
             call: Sends the request, with the current `num_deaths`, to the replica that the router
                 picks; waits while there is none.
-            was_parked: Whether a replica has given the text back. A refusal then begins a search
-                of limited time, as a loss does, but counts as none: in a roll-out the router may
-                have picked a replica of another version while those of its own still run.
 
         Raises:
             NoReplicaError: None runs, none will, and none was lost.
@@ -261,17 +265,11 @@ class Retries:
                 moved too often.
         """
         waits = self._waits_first
-        if self._give_up_at_s is None:
+        if not self.is_searching:
             try:
                 return await call()
-            except NoReplicaError as error:
-                if not was_parked:  # nothing was lost
-                    raise await self._why_none() or error from error
-                self._limit_search()
-            except (ModelChangedError, OverloadedError):
-                if not was_parked:
-                    raise
-                self._limit_search()
+            except NoReplicaError as error:  # nothing was lost
+                raise await self._why_none() or error from error
             except LOST as error:
                 self._add_attempt(error)
             waits = True
@@ -310,13 +308,15 @@ class Retries:
                     raise
             except ModelChangedError as error:
                 self._other_version = error
+            except NoReplicaError:
+                pass  # one may start yet
             except LOST as error:
                 self._add_attempt(error)
         raise AssertionError("there is no last backoff")
 
-    def _limit_search(self) -> None:
-        """Limit the time until another replica has to take over, from the first call on."""
-        if self._give_up_at_s is None:
+    def limit_search(self) -> None:
+        """Limit the time until another replica has to take over, unless that is limited already."""
+        if not self.is_searching:
             self._give_up_at_s = asyncio.get_running_loop().time() + self._timeout_s
 
     def _add_attempt(self, error: RaystreamError) -> None:
@@ -327,7 +327,7 @@ class Retries:
     def _note_move(self) -> None:
         self._give_up_at_s, self._waits_first = None, False
         self._other_version = None
-        if self._reason is None:  # a parked text was refused before, and nothing was lost
+        if self._reason is None:  # the text had to leave its replica, and nothing was lost
             return
         self.num_moves += 1
         self._note(self._reason)

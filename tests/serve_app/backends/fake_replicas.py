@@ -117,7 +117,7 @@ class Replicas(ByMethod):
 class Stream:
     """A stream of a text whose i-th token is 100 + i."""
 
-    is_moving = False
+    waited_until_s = 0.0
 
     def __init__(
         self, replicas: Replicas, request: GenerationRequest, fate: Fate, replica_id: str

@@ -413,6 +413,67 @@ async def test_a_stream_that_a_replica_has_taken_from_the_lot_may_stall(
     assert (len(lot), replicas.num_open) == (0, 0)
 
 
+async def test_a_replica_that_hangs_while_a_parked_stream_is_offered_to_it_stalls_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    advance = stop_clock(monkeypatch)
+    hangs = Fate(waits_for=asyncio.Event())
+    replicas = Replicas(fates=[Fate(2, PARKED), hangs])
+    model = Failover(replicas, FailoverLimits(timeout_s=5, first_patience_s=100), lot=lot_of())
+    limits = LimitsConfig(stall_timeout_s=30, total_timeout_s=600)
+    reading = asyncio.ensure_future(read(await Deadlines(model, limits).send(REQUEST)))
+    await settle()
+    advance(29)
+    await settle()
+    assert not reading.done()
+    advance(2)
+    await settle()
+    assert reading.done()
+    with pytest.raises(StallTimeoutError):
+        await reading
+    assert (replicas.num_opening, replicas.num_open) == (0, 0)
+
+
+async def test_a_lost_stream_that_goes_on_just_before_the_stall_limit_has_all_of_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    advance = stop_clock(monkeypatch)
+    is_up = asyncio.Event()
+    replicas = Replicas(fates=[Fate(2), Fate(waits_for=is_up, stands_before=2)])
+    model = Failover(replicas, FailoverLimits(timeout_s=90, first_patience_s=90))
+    limits = LimitsConfig(stall_timeout_s=30, total_timeout_s=600)
+    reading = asyncio.ensure_future(read(await Deadlines(model, limits).send(REQUEST)))
+    await settle()
+    advance(29)
+    is_up.set()
+    await settle()
+    assert replicas.num_open == 1
+    advance(29)
+    await settle()
+    assert not reading.done()
+    advance(2)
+    await settle()
+    assert reading.done()
+    with pytest.raises(StallTimeoutError):
+        await reading
+
+
+async def test_a_stream_beyond_a_full_lot_is_not_held_up_by_a_replica_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    advance = stop_clock(monkeypatch)
+    hangs = Fate(waits_for=asyncio.Event())
+    replicas = Replicas(fates=[Fate(2, PARKED), hangs])
+    model = Failover(replicas, FailoverLimits(timeout_s=90), lot=lot_of(max_parked=0))
+    reading = asyncio.ensure_future(read(await model.send(REQUEST)))
+    await settle()
+    for _ in range(2):
+        advance(5.1)
+        await settle()
+    assert len(await reading) == 6
+    assert len(replicas.requests) == 3
+
+
 async def test_the_total_time_goes_on_while_a_stream_is_parked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
