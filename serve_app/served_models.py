@@ -157,7 +157,7 @@ class HandleModels(ModelBackends):
             if tasks[id_] == "generate"
         }
         backends = {
-            id_: HandleBackend(handle, running[id_], spans_of(id_))
+            id_: HandleBackend(handle, running[id_], spans_of(id_), config.limits.priority_aging_s)
             for id_, handle in handles.items()
         }
 

@@ -1,8 +1,9 @@
 """The queue in front of a model: requests that wait for their turn to ask replicas for room.
 
 Asking replicas is the largest part of a refusal's cost, and a burst may bring hundreds of requests
-to a model without room. So a bounded number of requests ask at the same time: first those of the
-best priority, then those of the tenant that got the least service, then the oldest.
+to a model without room. So a bounded number of requests ask at the same time, in the order of
+their claims (`ClaimQueue`): by priority, which ages; then the tenant that got the least service,
+and of a tenant the oldest.
 
 A refusal that says there is no room for any further request of a tenant goes to every request of
 that tenant, with no better priority, that was queued when the question was sent, because each would
@@ -11,12 +12,11 @@ request is refused on information older than its arrival.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from deployments.contract.claims import NO_CLAIM, Claim, FairShares
+from deployments.contract.claims import NO_CLAIM, PRIORITY_AGING_S, Claim, ClaimQueue, FairShares
 from deployments.contract.errors import OverloadedError, OverloadReason
 
 T = TypeVar("T")
@@ -44,38 +44,46 @@ class FullError(OverloadedError):
         return FullError(self.message, self.retry_after_s, self.reason, self.replica_id)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Turn:
-    """A request that waits for its turn.
+    """A request that waits for its turn; see `Claimant`.
 
     Attributes:
-        number: Its number among all that ever arrived; lower is older.
         claim: The request's.
+        arrival: Its number among all that ever arrived; lower is older.
+        came_s: When it came, by the event loop's clock.
         come: Done once its turn has come, or with the refusal of another request.
+        is_resumed: Whether it was promised a turn; those that were skip this queue.
     """
 
-    number: int
     claim: Claim
+    arrival: int
+    came_s: float
     come: "asyncio.Future[None]"
+    is_resumed: bool = field(default=False, init=False)
 
 
 class AdmissionQueue:
-    """Lets a bounded number of requests ask at a time: by priority, share and arrival."""
+    """Lets a bounded number of requests ask at a time, in the order of their claims."""
 
     def __init__(
-        self, shares: FairShares | None = None, max_num_asking: int = MAX_NUM_ASKING
+        self,
+        shares: FairShares | None = None,
+        aging_s: float = PRIORITY_AGING_S,
+        max_num_asking: int = MAX_NUM_ASKING,
     ) -> None:
         """Start with an empty queue.
 
         Args:
             shares: What this ingress has passed on to each tenant; None starts without tenants.
+            aging_s: Seconds of waiting that are worth one step of priority.
             max_num_asking: Requests that may ask at the same time.
         """
         self._shares = FairShares() if shares is None else shares
         self._max_num_asking = max_num_asking
         self._num_asking = 0
         self._num_arrived = 0
-        self._queues: dict[tuple[int, str], deque[_Turn]] = {}  # by priority and tenant; none empty
+        self._queue = ClaimQueue[_Turn](aging_s, lambda tenant: (self._shares.counter(tenant), 0))
 
     async def run(self, ask: Callable[[], Awaitable[T]], claim: Claim = NO_CLAIM) -> T:
         """Wait for this request's turn and return what `ask` returns.
@@ -104,45 +112,35 @@ class AdmissionQueue:
             self._end_turn()
 
     async def _wait_for_turn(self, claim: Claim) -> None:
-        if self._num_asking < self._max_num_asking and not self._queues:
+        if self._num_asking < self._max_num_asking and not len(self._queue):
             self._num_asking += 1
             return
-        turn = _Turn(self._num_arrived, claim, asyncio.get_running_loop().create_future())
-        self._queues.setdefault(claim.queue, deque()).append(turn)
+        loop = asyncio.get_running_loop()
+        turn = _Turn(claim, self._num_arrived, loop.time(), loop.create_future())
+        self._queue.add(turn)
         try:
             await turn.come
         except asyncio.CancelledError:
+            if turn in self._queue:
+                self._queue.remove(turn)
             # Cancelled just as the turn came: pass the turn on.
-            if not turn.come.cancelled() and turn.come.exception() is None:
+            elif not turn.come.cancelled() and turn.come.exception() is None:
                 self._end_turn()
             raise
 
     def _end_turn(self) -> None:
         self._num_asking -= 1
-        while self._queues and self._num_asking < self._max_num_asking:
-            turn = self._take(min(self._queues, key=self._order))
+        while self._num_asking < self._max_num_asking and (turn := self._queue.first) is not None:
+            self._queue.remove(turn)
             if not turn.come.done():  # else the request was cancelled
                 self._num_asking += 1
                 turn.come.set_result(None)
 
-    def _order(self, key: tuple[int, str]) -> tuple[int, float, int]:
-        priority, tenant = key
-        return priority, self._shares.counter(tenant), self._queues[key][0].number
-
-    def _take(self, key: tuple[int, str]) -> _Turn:
-        queue = self._queues[key]
-        turn = queue.popleft()
-        if not queue:
-            del self._queues[key]
-        return turn
-
     def _refuse(self, claim: Claim, num_arrived: int, refusal: FullError) -> None:
         """Refuse what the same tenant has queued, if it is among the first `num_arrived`."""
-        for key in [*self._queues]:
-            priority, tenant = key
-            if tenant != claim.tenant or priority < claim.priority:
-                continue
-            while key in self._queues and self._queues[key][0].number <= num_arrived:
-                turn = self._take(key)
+        for turn in list(self._queue.unordered):
+            is_same = turn.claim.tenant == claim.tenant and turn.claim.priority >= claim.priority
+            if is_same and turn.arrival <= num_arrived:
+                self._queue.remove(turn)
                 if not turn.come.done():
                     turn.come.set_exception(refusal.copied())

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from deployments.contract.claims import Claim, FairShares, cost
+from deployments.contract.claims import PRIORITY_AGING_S, Claim, FairShares, cost
 from deployments.contract.errors import InvalidRequestError, ReplicaUnavailableError
 from deployments.contract.gen_ai_spans import ModelSpans, end, recorded
 from deployments.contract.generation import (
@@ -60,6 +60,7 @@ class HandleBackend:
         handle: Handle,
         running: RunningReplicas | None = None,
         spans: ModelSpans | None = None,
+        priority_aging_s: float = PRIORITY_AGING_S,
     ) -> None:
         """Wrap a model's handle.
 
@@ -68,6 +69,7 @@ class HandleBackend:
             running: Its replicas, as Serve's router knows them. The router looks for prefixes
                 there. None: a request that is refused is offered to no other replica.
             spans: Starts the spans of calls; None starts none.
+            priority_aging_s: Seconds of waiting that are worth one step of priority.
         """
         self._handle = handle
         # Made at once: with them Serve's router begins to say which replicas run.
@@ -77,7 +79,7 @@ class HandleBackend:
         self._spans = spans
         self._channels = TokenChannels(os.environ)
         self.shares = FairShares()
-        self._queue = AdmissionQueue(self.shares)
+        self._queue = AdmissionQueue(self.shares, priority_aging_s)
 
     def send(self, request: Request[AnswerT]) -> Coroutine[Any, Any, AnswerT]:
         """Ask a replica; see `Backend.send`.

@@ -6,7 +6,7 @@ import pytest
 from deployments.contract.claims import NO_CLAIM, Claim, FairShares
 from deployments.contract.errors import OverloadReason
 from serve_app.backends.replicas.admission_queue import AdmissionQueue, FullError
-from tests.stopped_clock import settle
+from tests.stopped_clock import settle, stop_clock
 
 
 class Asked:
@@ -165,6 +165,25 @@ async def test_a_better_priority_asks_first_whoever_came_before() -> None:
     assert queued.asked.names == [0, 1, 4, 3, 2]
     for name in (1, 2):
         queued.asked.take(name)
+
+
+async def test_who_has_waited_longest_asks_before_ever_new_requests_of_a_better_priority(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    advance = stop_clock(monkeypatch)
+    queued = Requests()
+    await queued.arrive(range(2))
+    await queued.arrive([2], Claim(priority=1))
+    for name in range(3, 7):
+        advance(25)
+        await queued.arrive([name])
+        queued.asked.take(queued.asked.names[-1])
+        await settle()
+    assert queued.asked.names == [0, 1, 3, 4, 2, 5], "2 came 75 s before 5"
+    for name in (0, 5):
+        queued.asked.take(name)
+    await settle()
+    queued.asked.take(6)
 
 
 async def test_of_a_priority_the_tenant_with_the_least_service_asks_first() -> None:
