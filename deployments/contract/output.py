@@ -4,8 +4,8 @@ A delta carries token ids as well as text, so that the ingress can resume the se
 replica and count tokens exactly.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from struct import unpack
 
@@ -149,6 +149,52 @@ class TextDelta:
             first.begun_s,
             tuple(part for delta in deltas for part in delta.prompt_logprobs),
         )
+
+
+class Delivered:
+    """What has gone out of a text, so that it can go on elsewhere after that.
+
+    Attributes:
+        token_ids: The answer's token ids.
+        num_prompt_logprobs: How many of the prompt's log-probabilities.
+        num_gained: How many of the ids have come since the latest `begin_run`.
+    """
+
+    def __init__(
+        self,
+        token_ids: Iterable[int] = (),
+        num_prompt_logprobs: int = 0,
+        *,
+        has_told_cached: bool = False,
+    ) -> None:
+        """Start with what went out before; `begin_run` comes next.
+
+        Args:
+            token_ids: Ids that went out before.
+            num_prompt_logprobs: Log-probabilities of the prompt that did.
+            has_told_cached: Whether it was told, too, how much of the prompt was cached.
+        """
+        self.token_ids = list(token_ids)
+        self.num_prompt_logprobs = num_prompt_logprobs
+        self.num_gained = 0
+        self._has_told_cached = has_told_cached
+        self._has_sent = False
+
+    def begin_run(self) -> None:
+        """Note that what comes from here on comes from another replica, or again from an engine."""
+        self.num_gained = 0
+        self._has_told_cached = self._has_told_cached or self._has_sent
+
+    def add(self, delta: TextDelta) -> TextDelta:
+        """Count a delta in; return it without what an earlier run has told already."""
+        if self._has_told_cached and delta.num_cached_tokens:
+            delta = replace(delta, num_cached_tokens=0)
+        self._has_sent = True
+        self.token_ids += delta.token_ids
+        self.num_gained += len(delta.token_ids)
+        if delta.prompt_logprobs:
+            self.num_prompt_logprobs += sum(map(len, delta.prompt_logprobs))
+        return delta
 
 
 @dataclass(slots=True)

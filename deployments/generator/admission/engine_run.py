@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from deployments.contract.errors import GenerationAbortedError, RaystreamError
 from deployments.contract.generation import GenerationRequest
-from deployments.contract.output import FinishReason, TextDelta
+from deployments.contract.output import Delivered, FinishReason, TextDelta
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.text_engine import Take, TextEngine
 
@@ -64,10 +64,8 @@ class EngineRun:
         self._on_begun = on_begun
         self._on_late = on_late
         self._inside = ExitStack()  # closing it takes the sequence out of the engine
-        self._token_ids = list(sequence.generated_token_ids)
-        self._num_consumed = len(self._token_ids)  # by the matcher
-        self._num_prompt_logprobs = sequence.num_prompt_logprobs
-        self._has_sent = self._has_told_cached = False
+        self._delivered = Delivered(sequence.generated_token_ids, sequence.num_prompt_logprobs)
+        self._num_consumed = len(sequence.generated_token_ids)  # by the matcher
         self._has_left = self._has_begun = self._is_over = False
         self._timer: asyncio.TimerHandle | None = None
         self.is_in = False
@@ -101,7 +99,8 @@ class EngineRun:
             is_stopped = isinstance(error, GenerationAbortedError)
             self._end(TextDelta((), "", FinishReason.ABORT, None if is_stopped else error.message))
             return
-        self.is_in, self._has_told_cached = True, self._has_sent
+        self._delivered.begin_run()
+        self.is_in = True
 
     def leave(self) -> None:
         """Leave the engine; what was under way there is generated again."""
@@ -156,8 +155,8 @@ class EngineRun:
             self._sequence,
             # The engine may still hand over what the sequence gained before it left.
             sequence_id=self._engine.unique_id(self._request.request_id),
-            generated_token_ids=tuple(self._token_ids),
-            num_prompt_logprobs=self._num_prompt_logprobs,
+            generated_token_ids=tuple(self._delivered.token_ids),
+            num_prompt_logprobs=self._delivered.num_prompt_logprobs,
             matcher=matcher,
             goes_first=goes_first,
             is_return=True,
@@ -171,9 +170,10 @@ class EngineRun:
         matcher = self._sequence.matcher
         if matcher is None:
             return None
-        for token_id in islice(self._token_ids, self._num_consumed, None):
+        token_ids = self._delivered.token_ids
+        for token_id in islice(token_ids, self._num_consumed, None):
             matcher.advance(token_id)
-        self._num_consumed = len(self._token_ids)
+        self._num_consumed = len(token_ids)
         return matcher.copy()
 
     def _gain(self, delta: TextDelta) -> None:
@@ -182,12 +182,6 @@ class EngineRun:
             self._has_begun = True
             self._stop_timer()
             self._on_begun()
-        if self._has_told_cached and delta.num_cached_tokens:
-            delta = replace(delta, num_cached_tokens=0)
-        self._has_sent = True
-        self._token_ids += delta.token_ids
-        if delta.prompt_logprobs:
-            self._num_prompt_logprobs += sum(map(len, delta.prompt_logprobs))
         if delta.finish_reason is not None:
             self._is_over = True
-        self._take(delta)
+        self._take(self._delivered.add(delta))

@@ -12,8 +12,8 @@ When its replica is only about to end, the stream opens at the next one first, a
 (`_hand_over`). Between the two it passes nothing on, so that the second one begins exactly where
 the first one has ended.
 
-A replica may also give the text back, for others to run: then it is parked (`parking`), and opens
-again in the same way when it is its turn. Nothing was lost, so that counts as no move.
+A replica may also give the text back, for others to run: then it is parked (`stream_parking`), and
+opens again in the same way when it is its turn. Nothing was lost, so that counts as no move.
 
 `serve_app.backends.streams.retries` decides what follows from a loss.
 """
@@ -23,25 +23,22 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Self
 
-from deployments.contract.claims import Claim
 from deployments.contract.errors import (
-    ModelChangedError,
-    OverloadedError,
     RaystreamError,
     ReplicaUnavailableError,
 )
 from deployments.contract.generation import GenerationRequest, GenerationStream
-from deployments.contract.output import TextDelta
+from deployments.contract.output import Delivered, TextDelta
 from serve_app.backends.replicas.backend import Backend
 from serve_app.backends.replicas.replica_departures import Departures
 from serve_app.backends.replicas.replica_errors import (
-    LostAfterStartError,
     NoReplicaError,
     ParkedError,
     ReplicaStoppedError,
 )
-from serve_app.backends.streams.parking import ParkedPlace, ParkingLot
+from serve_app.backends.streams.parking import ParkingLot
 from serve_app.backends.streams.retries import LOST, FailoverLimits, Retries
+from serve_app.backends.streams.stream_parking import StreamParking
 from serve_app.http.stream_notices import Notice
 
 
@@ -78,19 +75,16 @@ class FailoverStream:
         self._limits = limits
         self._hand_overs = hand_overs
         self._departures = departures
-        self._lot = lot
-        self._place: ParkedPlace | None = None  # while it is parked, until it goes on
-        self._parked = ExitStack()  # closing it ends what is counted of that time
+        self._parking = StreamParking(lot, request.claim, retries, limits)
         self._waited_until_s = 0.0
-        self._patience_s = limits.first_patience_s  # with a replica to which it is offered
-        self._may_park = lot is not None
-        self._waited_s = request.claim.waited_s
         self._now_s = asyncio.get_running_loop().time
-        self._last_s = self._now_s()  # of what came last, or of leaving the lot
         self._told_s = 0.0  # of the latest notice
         self._watch = ExitStack()  # closing it ends the watch on the stream's replica
-        self._token_ids = list(request.generated_token_ids)
-        self._num_prompt_logprobs = request.num_prompt_logprobs
+        self._delivered = Delivered(
+            request.generated_token_ids,
+            request.num_prompt_logprobs,
+            has_told_cached=bool(request.generated_token_ids or request.num_prompt_logprobs),
+        )
         self._is_ended = False  # finished, failed or closed: a loss no longer matters
         self._loss: RaystreamError | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -109,8 +103,8 @@ class FailoverStream:
 
         While a replica is asked to take it, it does not wait: one that hangs holds up the answer.
         """
-        is_parked = self._place is not None and not self._place.is_offered
-        return self._now_s() if is_parked or self._retries.is_searching else self._waited_until_s
+        is_waiting = self._parking.waits_for_turn or self._retries.is_searching
+        return self._now_s() if is_waiting else self._waited_until_s
 
     async def __anext__(self) -> list[TextDelta]:
         """Return the deltas that have become ready since the last call.
@@ -154,7 +148,7 @@ class FailoverStream:
         self._is_ended = True
         self._stay()
         self._watch.close()
-        self._leave_lot()
+        self._parking.leave()
 
     def _begin(self, stream: GenerationStream) -> None:
         """Read from this stream from here on."""
@@ -164,29 +158,16 @@ class FailoverStream:
         if self._departures is not None:
             replica_id = stream.accepted.replica_id
             self._watch.callback(self._departures.watch(replica_id, self._leave))
-        self._num_before = len(self._token_ids)  # tokens that came before this stream
-        self._is_first_message = True
+        self._delivered.begin_run()
 
     def _keep(self, deltas: list[TextDelta]) -> list[TextDelta]:
         """Remember what deltas bring; return those to pass on."""
         if not deltas:
             return deltas
-        now_s = self._now_s()
-        if self._is_first_message:
-            self._is_first_message = False
-            self._leave_lot()
-            has_begun = self._num_before or self._num_prompt_logprobs
-            if has_begun and deltas[0].num_cached_tokens:
-                # The first stream has told how much of the prompt was cached.
-                deltas = [replace(deltas[0], num_cached_tokens=0), *deltas[1:]]
-        self._last_s = now_s
-        for delta in deltas:
-            self._token_ids += delta.token_ids
-            if delta.prompt_logprobs:
-                self._num_prompt_logprobs += sum(map(len, delta.prompt_logprobs))
-            if _has_ended(delta):
-                self._end()
-        return deltas
+        self._parking.note_message()
+        if any(map(_has_ended, deltas)):
+            self._end()
+        return [self._delivered.add(delta) for delta in deltas]
 
     async def _move(self, loss: RaystreamError) -> None:
         """Go on at another replica, or at any if this one has parked the stream.
@@ -198,21 +179,19 @@ class FailoverStream:
         self._stay()
         self._watch.close()
         await self._stream.aclose()
-        was_parked = isinstance(loss, ParkedError)
-        was_offered = self._place is not None  # and nothing has come since
-        num_gained = len(self._token_ids) - self._num_before
-        num_moves = self._retries.num_moves
+        num_gained, num_moves = self._delivered.num_gained, self._retries.num_moves
+        notice = Notice.PARKED
         try:
-            if was_parked:
+            if isinstance(loss, ParkedError):
                 self._retries.note_parked(num_gained)
                 self._park()
-            elif was_offered:
-                self._note_offer_lost(loss, has_started=True)
+            elif self._parking.is_parked:  # it was offered, and nothing has come since
+                self._parking.note_lost(loss, has_started=True)
             else:
                 self._retries.note_loss(loss, has_started=True, num_gained=num_gained)
-            was_parked = was_parked or was_offered
+                notice = Notice.WAITING
             self._opening = asyncio.ensure_future(self._open_again())
-            await self._wait_for(self._opening, Notice.PARKED if was_parked else Notice.WAITING)
+            await self._wait_for(self._opening, notice)
         except RaystreamError:
             self._end()
             raise
@@ -221,29 +200,9 @@ class FailoverStream:
             self._retries.tell(Notice.MOVED)
 
     def _park(self) -> None:
-        """Take a place among the parked streams; without one, the stream goes on as a lost one."""
-        if self._place is not None:  # no replica had a turn for it
-            self._place.end_turn()
-            if self._now_s() - self._told_s >= self._limits.notice_interval_s:
-                self._tell(Notice.PARKED)
-            return
-        assert self._lot is not None, "no replica parks a stream that has no lot"
-        silent_s = self._now_s() - self._last_s  # in the replica, which it had to leave
-        claim = replace(self._request.claim, waited_s=self._waited_s + silent_s)
-        self._place = self._lot.enter(claim)
-        self._may_park = self._place is not None
-        self._parked.enter_context(self._retries.parked())
-        self._tell(Notice.PARKED)
-
-    def _leave_lot(self) -> None:
-        """Note that the stream goes on, has ended, or is looked after like a lost one."""
-        self._parked.close()
-        if self._place is not None:
-            self._waited_s += self._silent_s
-            self._last_s = self._now_s()
-            self._place.leave()
-            self._place = None
-            self._patience_s = self._limits.first_patience_s
+        has_gone_on = self._parking.park()
+        if has_gone_on or self._now_s() - self._told_s >= self._limits.notice_interval_s:
+            self._tell(Notice.PARKED)
 
     async def _wait_for(self, opening: asyncio.Task[None], notice: Notice) -> None:
         """Wait until the stream is open again, and tell the client so from time to time."""
@@ -257,47 +216,17 @@ class FailoverStream:
         opening.result()
 
     async def _open_again(self) -> None:
-        while self._place is not None:
-            await self._place.wait_for_turn()
+        while self._parking.is_parked:
+            await self._parking.wait_for_turn()
             self._waited_until_s = self._now_s()
-            taken = await self._offer(self._place)
-            if taken is not None:
-                self._begin(taken)
+            offered = await self._parking.offer(self._send_again)
+            if offered is not None:
+                self._begin(offered)
                 return
         self._retries.limit_search()
         taken = await self._retries.until_taken(self._send_again)
         self._waited_until_s = self._now_s()
         self._begin(taken)
-
-    async def _offer(self, place: ParkedPlace) -> GenerationStream | None:
-        """Offer the parked stream to a replica; None if it waits again, or has left the lot."""
-        try:
-            async with asyncio.timeout(self._patience_s) as timer:
-                taken = await self._send_again()
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            self._patience_s *= 2
-            place.end_turn()
-        except OverloadedError:
-            place.end_turn()
-        except (NoReplicaError, ModelChangedError):
-            self._leave_lot()  # others may be of the version that runs
-        except LOST as error:
-            self._note_offer_lost(error, has_started=isinstance(error, LostAfterStartError))
-        else:
-            place.note_taken(self._limits.first_patience_s)
-            return taken
-        return None
-
-    def _note_offer_lost(self, error: RaystreamError, *, has_started: bool) -> None:
-        """Wait again after a replica to which the parked stream was offered was lost."""
-        assert self._place is not None, "it is offered from its place"
-        self._retries.note_offer_lost(error, has_started=has_started)
-        if self._retries.num_deaths:
-            self._leave_lot()  # no replica gives a suspect back
-        else:
-            self._place.end_turn()
 
     async def _send_again(self) -> GenerationStream:
         return await self._backend.send(self._resumption())
@@ -307,29 +236,19 @@ class FailoverStream:
         self._told_s = self._now_s()
         self._retries.tell(notice)
 
-    @property
-    def _claim(self) -> Claim:
-        """The request's, with what it has waited for its turns after its first one."""
-        return replace(self._request.claim, waited_s=self._waited_s + self._silent_s)
-
-    @property
-    def _silent_s(self) -> float:
-        """Seconds since something came, if the stream is parked."""
-        return 0.0 if self._place is None else self._now_s() - self._last_s
-
     def _resumption(self, *, is_planned: bool = False) -> GenerationRequest:
         """Return the request for the rest of the text; it no longer belongs to a group."""
         return replace(
             self._retries.noted_in(self._request, is_planned=is_planned),
-            generated_token_ids=tuple(self._token_ids),
-            num_prompt_logprobs=self._num_prompt_logprobs,
+            generated_token_ids=tuple(self._delivered.token_ids),
+            num_prompt_logprobs=self._delivered.num_prompt_logprobs,
             is_resumed=True,
             is_planned=is_planned,
             fingerprint=self.accepted.fingerprint,
             group=None,
-            claim=self._claim,
-            may_park=self._may_park,
-            is_parked=self._place is not None and not is_planned,
+            claim=self._parking.claim,
+            may_park=self._parking.may_park,
+            is_parked=self._parking.is_parked and not is_planned,
         )
 
     def _leave(self) -> None:
