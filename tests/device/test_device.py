@@ -14,7 +14,7 @@ from deployments.device.device import (
     open_device,
 )
 from deployments.plan import cgroup
-from tests.offenders import every
+from tests.offenders import for_each
 
 
 @pytest.fixture
@@ -83,28 +83,22 @@ def test_a_container_s_memory_limit_bounds_the_machine_s_free_memory(
     assert CpuDevice().total_bytes == 12345
 
 
-CORES: list[tuple[int, float | None, int]] = [
+@for_each(
     (1, None, 1),
     (2, None, 1),
     (8, None, 7),
     (64, 4.0, 3),
     (64, 0.5, 1),
     (4, 8.0, 3),
-]
-
-
+)
 def test_a_small_model_leaves_one_allowed_core_to_http_and_a_large_one_takes_all(
-    monkeypatch: pytest.MonkeyPatch,
+    num_cores: int, allowed: float | None, num_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for case in every(CORES):
-        with case as (num_cores, allowed, num_threads):
-            monkeypatch.setattr(cgroup, "num_cores", lambda found=allowed: found)
-            cores = set(range(num_cores))
-            monkeypatch.setattr(os, "sched_getaffinity", lambda pid, found=cores: found)
-            assert num_compute_threads(LARGE_MODEL_BYTES - 1) == num_threads
-            assert num_compute_threads(LARGE_MODEL_BYTES) == min(
-                num_cores, ceil(allowed or num_cores)
-            )
+    monkeypatch.setattr(cgroup, "num_cores", lambda found=allowed: found)
+    cores = set(range(num_cores))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid, found=cores: found)
+    assert num_compute_threads(LARGE_MODEL_BYTES - 1) == num_threads
+    assert num_compute_threads(LARGE_MODEL_BYTES) == min(num_cores, ceil(allowed or num_cores))
 
 
 def test_where_no_process_is_bound_to_cores_all_count(monkeypatch: pytest.MonkeyPatch) -> None:

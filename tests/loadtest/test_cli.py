@@ -23,7 +23,7 @@ from loadtest.load import inputs
 from loadtest.mock.script import Behaviour, Fault, Script
 from loadtest.mock.server import MockServer, serving
 from tests.loadtest.mocked import until
-from tests.offenders import every
+from tests.offenders import for_each
 
 START_DEADLINE_S = 60
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,7 +203,7 @@ async def test_a_directory_that_can_t_be_created_is_reported_before_sending(tmp_
     assert not server.bodies
 
 
-WRONG_USAGE: list[tuple[list[str], str]] = [
+@for_each(
     (["run"], "URL is missing"),
     (["run", "nowhere"], "URL: 'nowhere' is not a URL such as"),
     (["run", "http://h/v1/completions", "-q", "many"], "--queues: "),
@@ -223,16 +223,14 @@ WRONG_USAGE: list[tuple[list[str], str]] = [
     (["report", str(ROOT)], "summary.json"),
     (["mock", "--gap-ms", "-1"], "--gap-ms: "),
     (["mock", "--port", "99999"], "less than or equal to 65535"),
-]
-
-
-def test_wrong_usage_is_refused_with_the_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    for case in every(WRONG_USAGE):
-        with case as (arguments, said):
-            monkeypatch.setattr(inputs, "has_nvidia_smi", lambda: False)
-            run = CliRunner().invoke(app, arguments)
-            assert run.exit_code == 2
-            assert said in " ".join(run.stderr.replace("│", " ").split())
+)
+def test_wrong_usage_is_refused_with_the_mistake(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "has_nvidia_smi", lambda: False)
+    run = CliRunner().invoke(app, arguments)
+    assert run.exit_code == 2
+    assert said in " ".join(run.stderr.replace("│", " ").split())
 
 
 def test_every_setting_has_its_flag_and_every_flag_its_setting() -> None:

@@ -16,7 +16,7 @@ from serve_app.config import (
     TracingConfig,
 )
 from serve_app.shipped_files import CONFIG
-from tests.offenders import every
+from tests.offenders import for_each
 
 
 def model(**changes: Any) -> ModelConfig:
@@ -60,7 +60,7 @@ def test_num_gpus_is_auto_or_a_share_of_one(num_gpus: float | str) -> None:
     assert model(num_gpus=num_gpus).num_gpus == num_gpus
 
 
-OUT_OF_RANGE: list[dict[str, Any]] = [
+@for_each(
     {"num_gpus": -1},
     {"num_gpus": 2},
     {"num_gpus": float("nan")},
@@ -79,13 +79,10 @@ OUT_OF_RANGE: list[dict[str, Any]] = [
     {"max_num_seqs": 0},
     {"max_queued_requests": -1},
     {"max_queued_tokens": -1},
-]
-
-
-def test_value_out_of_range_is_refused() -> None:
-    for case in every(OUT_OF_RANGE):
-        with case as changes, pytest.raises(ValidationError):
-            model(**changes)
+)
+def test_value_out_of_range_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        model(**changes)
 
 
 ALIEN_1: list[dict[str, Any]] = [
@@ -98,16 +95,15 @@ ALIEN_1: list[dict[str, Any]] = [
 ]
 
 
-def test_a_key_that_only_a_generator_has_a_use_for_is_refused_by_name() -> None:
-    for case in every((task, alien) for task in ("classify", "embed") for alien in ALIEN_1):
-        with case as (task, alien):
-            (key,) = alien
-            with pytest.raises(
-                ValidationError, match=f"task '{task}' has no {key}; leave that out"
-            ):
-                model(task=task, **alien)
-            assert model(task=task).task == task
-            assert set(alien) <= set(GENERATION_KEYS)
+@for_each(*((task, alien) for task in ("classify", "embed") for alien in ALIEN_1))
+def test_a_key_that_only_a_generator_has_a_use_for_is_refused_by_name(
+    task: str, alien: dict[str, Any]
+) -> None:
+    (key,) = alien
+    with pytest.raises(ValidationError, match=f"task '{task}' has no {key}; leave that out"):
+        model(task=task, **alien)
+    assert model(task=task).task == task
+    assert set(alien) <= set(GENERATION_KEYS)
 
 
 def test_a_classifier_s_micro_batches_need_not_hold_many_texts() -> None:
@@ -135,10 +131,10 @@ def test_int8_weights_on_a_gpu_are_refused_when_the_file_is_checked(where: dict[
     assert model(**where).quantization is None
 
 
-def test_id_that_is_not_a_valid_deployment_name_is_refused() -> None:
-    for case in every(("", "-x", "a b", "ü", "a?b", "x" * 97)):
-        with case as name, pytest.raises(ValidationError):
-            model(id=name)
+@for_each("", "-x", "a b", "ü", "a?b", "x" * 97)
+def test_id_that_is_not_a_valid_deployment_name_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError):
+        model(id=name)
 
 
 def test_a_step_must_hold_a_token_of_every_sequence() -> None:
@@ -181,20 +177,17 @@ def test_configuration_can_not_be_changed() -> None:
         model().id = "other"
 
 
-LIMITS_OUT_OF_RANGE: list[dict[str, Any]] = [
+@for_each(
     {"max_body_bytes": 1},
     {"max_num_images": -1},
     {"first_token_timeout_s": 0},
     {"stall_timeout_s": -1},
     {"total_timeout_s": 0},
     {"slow_reader_timeout_s": 0},
-]
-
-
-def test_limit_out_of_range_is_refused() -> None:
-    for case in every(LIMITS_OUT_OF_RANGE):
-        with case as changes, pytest.raises(ValidationError):
-            LimitsConfig.model_validate(changes)
+)
+def test_limit_out_of_range_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        LimitsConfig.model_validate(changes)
 
 
 def test_the_longest_request_must_fit_into_the_queue() -> None:
@@ -210,20 +203,19 @@ def test_a_replica_accepts_more_calls_than_it_admits() -> None:
     assert counted.ongoing_requests(0) == 8 + ONGOING_MARGIN
 
 
-TRACING: list[dict[str, object]] = [
+@for_each(
     {"otlp_endpoint": "collector:4318"},
     {"otlp_endpoint": "http://user:password@collector:4318"},
     {"otlp_endpoint": "http://collector:4318/?key=secret"},
     {"otlp_endpoint": ""},
     {"sample_ratio": 1.5},
     {"sample_ratio": -0.1},
-]
-
-
-def test_a_collector_s_url_has_no_credentials_and_a_ratio_is_a_part() -> None:
-    for case in every(TRACING):
-        with case as changes, pytest.raises(ValidationError):
-            TracingConfig.model_validate(changes)
+)
+def test_a_collector_s_url_has_no_credentials_and_a_ratio_is_a_part(
+    changes: dict[str, object],
+) -> None:
+    with pytest.raises(ValidationError):
+        TracingConfig.model_validate(changes)
 
 
 def test_the_shipped_file_has_no_traces() -> None:
@@ -240,22 +232,16 @@ def test_traces_are_off_until_there_is_an_endpoint() -> None:
     assert config.settings == TracingSettings(endpoint, 0.25)
 
 
-ORIGINS: list[list[str]] = [
+@for_each(
     ["chat.example.org"],
     ["https://chat.example.org/"],
     ["https://*.example.org"],
     ["*", "https://chat.example.org"],
-]
-
-
-def test_an_origin_is_a_scheme_and_a_host_or_any_alone() -> None:
-    for case in every(ORIGINS):
-        with case as origins:
-            with pytest.raises(ValidationError):
-                CorsConfig.model_validate({"allowed_origins": origins})
-            CorsConfig.model_validate(
-                {"allowed_origins": ["https://a.test", "http://localhost:3000"]}
-            )
+)
+def test_an_origin_is_a_scheme_and_a_host_or_any_alone(origins: list[str]) -> None:
+    with pytest.raises(ValidationError):
+        CorsConfig.model_validate({"allowed_origins": origins})
+    CorsConfig.model_validate({"allowed_origins": ["https://a.test", "http://localhost:3000"]})
 
 
 def test_the_shipped_file_runs_on_two_cores_with_room_for_a_roll_out() -> None:

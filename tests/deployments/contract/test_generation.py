@@ -1,5 +1,6 @@
 import pickle
 from dataclasses import FrozenInstanceError
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ from deployments.contract.messages import ChatMessage, ImagePart, TextPart, Tool
 from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
 from deployments.contract.pooling import Pooled, PooledText, PoolingRequest
 from deployments.contract.sampling_params import ReasoningTokens, SamplingParams
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.fake_pooler import as_row
 
 SAMPLING = SamplingParams(
@@ -65,10 +66,9 @@ MESSAGES = [
 ]
 
 
-def test_a_message_arrives_unchanged() -> None:
-    for case in every(MESSAGES):
-        with case as value:
-            assert pickle.loads(pickle.dumps(value)) == value
+@for_each(*MESSAGES)
+def test_a_message_arrives_unchanged(value: Any) -> None:
+    assert pickle.loads(pickle.dumps(value)) == value
 
 
 REFUSALS = [
@@ -78,19 +78,18 @@ REFUSALS = [
 ]
 
 
-def test_a_refusal_arrives_with_the_whole_error() -> None:
-    for case in every(REFUSALS):
-        with case as value:
-            arrived = pickle.loads(pickle.dumps(value))
-            assert type(arrived.error) is type(value.error)
-            assert vars(arrived.error) == vars(value.error)
-            assert (arrived.replica_id, arrived.is_full) == (value.replica_id, value.is_full)
+@for_each(*REFUSALS)
+def test_a_refusal_arrives_with_the_whole_error(value: Refused) -> None:
+    arrived = pickle.loads(pickle.dumps(value))
+    assert type(arrived.error) is type(value.error)
+    assert vars(arrived.error) == vars(value.error)
+    assert (arrived.replica_id, arrived.is_full) == (value.replica_id, value.is_full)
 
 
-def test_a_message_is_immutable() -> None:
-    for case in every((*MESSAGES, *REFUSALS)):
-        with case as value, pytest.raises(FrozenInstanceError):
-            setattr(value, type(value).__slots__[0], None)  # type: ignore[attr-defined] # slotted
+@for_each(*MESSAGES, *REFUSALS)
+def test_a_message_is_immutable(value: object) -> None:
+    with pytest.raises(FrozenInstanceError):
+        setattr(value, type(value).__slots__[0], None)  # type: ignore[attr-defined] # slotted
 
 
 def test_an_image_is_not_printed_into_logs() -> None:
@@ -100,7 +99,7 @@ def test_an_image_is_not_printed_into_logs() -> None:
 ASSISTANT_CALL = ChatMessage("assistant", (), (ToolCall("c", "f", '{"a": "SECRET"}'),))
 
 
-WITH_SECRETS: list[object] = [
+@for_each(
     GenerationRequest("r", "SECRET", SAMPLING),
     PoolingRequest("r", ("SECRET",)),
     GenerationRequest("r", (ASSISTANT_CALL,), SAMPLING, tools=(Tool("f", "SECRET", '"SECRET"'),)),
@@ -111,10 +110,6 @@ WITH_SECRETS: list[object] = [
     GenerationRequest("r", "", SAMPLING, template_kwargs=(("name", "SECRET"),)),
     TokenizedPrompt((1,), ("SECRET",)),
     Refused(InvalidRequestError("the template does not read 'SECRET'")),
-]
-
-
-def test_a_client_s_text_is_not_printed_into_logs() -> None:
-    for case in every(WITH_SECRETS):
-        with case as value:
-            assert "SECRET" not in repr(value)
+)
+def test_a_client_s_text_is_not_printed_into_logs(value: object) -> None:
+    assert "SECRET" not in repr(value)

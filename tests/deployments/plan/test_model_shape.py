@@ -18,7 +18,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from deployments.plan.model_shape import ModelShape, choose_dtype_name
 from tests.engine.tiny_models import FAMILIES, Family
 from tests.hub_configs import config_file, shape_of
-from tests.offenders import every
+from tests.offenders import for_each
 
 AUTO: Mapping[str, Any] = {
     "qwen2.5-7b-instruct": AutoModelForCausalLM,
@@ -82,20 +82,18 @@ def test_a_missing_size_is_named() -> None:
         ModelShape.of(config)
 
 
-TYPES: list[tuple[str, str, bool, bool, str]] = [
+@for_each(
     ("bfloat16", "auto", False, True, "bfloat16"),
     ("float16", "auto", False, True, "float16"),
     ("float16", "auto", True, True, "float32"),
     ("bfloat16", "auto", True, True, "bfloat16"),
     ("bfloat16", "auto", True, False, "float32"),
     ("float32", "bfloat16", True, False, "bfloat16"),
-]
-
-
-def test_the_type_of_the_weights() -> None:
-    for case in every(TYPES):
-        with case as (stored, asked, on_cpu, has_bf16, chosen):
-            assert choose_dtype_name(stored, asked, on_cpu=on_cpu, has_bf16=has_bf16) == chosen
+)
+def test_the_type_of_the_weights(
+    stored: str, asked: str, on_cpu: bool, has_bf16: bool, chosen: str
+) -> None:
+    assert choose_dtype_name(stored, asked, on_cpu=on_cpu, has_bf16=has_bf16) == chosen
 
 
 def test_the_type_is_also_found_beside_a_composite_models_parts() -> None:

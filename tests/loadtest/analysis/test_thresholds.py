@@ -11,7 +11,7 @@ from loadtest.results.record import ErrorKind
 from loadtest.results.summary import Outcome
 from tests.loadtest.analysis.figures import results_of
 from tests.loadtest.made_runs import made_level
-from tests.offenders import every
+from tests.offenders import for_each
 
 
 def verdict_on(directory: Path, *texts: str, **level: object) -> Outcome:
@@ -37,7 +37,7 @@ def test_seconds_are_read_as_milliseconds() -> None:
     assert parse_threshold("e2e.p95 > 1.5s").limit == 1500.0
 
 
-INVALID: list[tuple[str, str]] = [
+@for_each(
     ("latency.p95>1", "there are queue_delay.p95, ttft.p95"),
     ("ttft>1", "needs one of .p50"),
     ("ttft.p42>1", "needs one of .p50"),
@@ -48,19 +48,16 @@ INVALID: list[tuple[str, str]] = [
     ("ttft.p95>1 or 1", "write it as"),
     ("__import__('os')", "write it as"),
     ("", "write it as"),
-]
+)
+def test_an_invalid_expression_is_refused_with_what_is_allowed(text: str, message: str) -> None:
+    with pytest.raises(ThresholdError, match=message):
+        parse_threshold(text)
 
 
-def test_an_invalid_expression_is_refused_with_what_is_allowed() -> None:
-    for case in every(INVALID):
-        with case as (text, message), pytest.raises(ThresholdError, match=message):
-            parse_threshold(text)
-
-
-def test_an_invalid_objective_is_refused() -> None:
-    for case in every(("ttft", "ttft:", "ttft:-5", "ttft:inf", "ttft:nan", "nope:5")):
-        with case as text, pytest.raises(ObjectiveError):
-            parse_objective(text)
+@for_each("ttft", "ttft:", "ttft:-5", "ttft:inf", "ttft:nan", "nope:5")
+def test_an_invalid_objective_is_refused(text: str) -> None:
+    with pytest.raises(ObjectiveError):
+        parse_objective(text)
 
 
 def test_an_objective_is_parsed() -> None:

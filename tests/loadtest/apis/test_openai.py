@@ -19,7 +19,7 @@ from loadtest.client.contract import (
     Usage,
 )
 from loadtest.client.sse import ServerSentEvent
-from tests.offenders import every
+from tests.offenders import for_each
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -48,20 +48,16 @@ def delta(**fields: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": fields}]}
 
 
-WROTE: list[tuple[dict[str, Any], str]] = [
+@for_each(
     ({"role": "assistant", "content": ""}, ""),
     ({"content": None}, ""),
     ({"content": "hello"}, "hello"),
     ({"reasoning_content": "hm"}, "hm"),
     ({"reasoning": "hm"}, "hm"),
     ({"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}, "f{}"),
-]
-
-
-def test_text_is_everything_the_model_wrote() -> None:
-    for case in every(WROTE):
-        with case as (fields, text):
-            assert read(delta(**fields)).text == text
+)
+def test_text_is_everything_the_model_wrote(fields: dict[str, Any], text: str) -> None:
+    assert read(delta(**fields)).text == text
 
 
 def test_an_empty_finish_reason_is_none() -> None:
@@ -94,13 +90,10 @@ def test_an_event_named_error_is_an_error_whatever_its_data(data: str, said: str
     assert said in told.error
 
 
-MALFORMED: list[str] = ["{", "[]", "1", '"x"', '{"choices": 1}', "ping", "[DONE"]
-
-
-def test_an_event_that_is_not_a_chunk_is_malformed() -> None:
-    for case in every(MALFORMED):
-        with case as data, pytest.raises(MalformedAnswerError):
-            chat().read_event(ServerSentEvent(data))
+@for_each("{", "[]", "1", '"x"', '{"choices": 1}', "ping", "[DONE")
+def test_an_event_that_is_not_a_chunk_is_malformed(data: str) -> None:
+    with pytest.raises(MalformedAnswerError):
+        chat().read_event(ServerSentEvent(data))
 
 
 ODD: list[tuple[str, str, Delta]] = [
@@ -126,10 +119,11 @@ ODD: list[tuple[str, str, Delta]] = [
 
 
 @pytest.mark.parametrize("api", [chat(), OpenAiCompletions(BodySettings(), {})])
-def test_what_the_sdks_read_past_is_noted_and_no_error(api: Api) -> None:
-    for case in every(ODD):
-        with case as (name, data, meaning):
-            assert api.read_event(ServerSentEvent(data, name)) == meaning
+@for_each(*ODD)
+def test_what_the_sdks_read_past_is_noted_and_no_error(
+    name: str, data: str, meaning: Delta, api: Api
+) -> None:
+    assert api.read_event(ServerSentEvent(data, name)) == meaning
 
 
 def test_other_apis_read_past_the_same() -> None:

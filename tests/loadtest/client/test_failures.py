@@ -1,8 +1,9 @@
 from loadtest.client.failures import kind_of_status
 from loadtest.results.record import ErrorKind
-from tests.offenders import every
+from tests.offenders import for_each
 
-KINDS: list[tuple[int, ErrorKind | None]] = [
+
+@for_each(
     (200, None),
     (204, None),
     (301, ErrorKind.MALFORMED),
@@ -12,10 +13,6 @@ KINDS: list[tuple[int, ErrorKind | None]] = [
     (429, ErrorKind.HTTP_429),
     (500, ErrorKind.HTTP_5XX),
     (503, ErrorKind.HTTP_5XX),
-]
-
-
-def test_each_status_has_one_kind_of_error() -> None:
-    for case in every(KINDS):
-        with case as (status, kind):
-            assert kind_of_status(status) is kind
+)
+def test_each_status_has_one_kind_of_error(status: int, kind: ErrorKind | None) -> None:
+    assert kind_of_status(status) is kind

@@ -4,7 +4,7 @@ import pytest
 
 from loadtest.config.config_file import ConfigFileError, read_config_file
 from loadtest.config.run_config import RunConfig
-from tests.offenders import every
+from tests.offenders import for_each
 
 OLDER = """
 pressure:
@@ -56,20 +56,17 @@ def test_an_older_key_may_be_dotted_and_the_newer_name_wins(tmp_path: Path) -> N
     assert read_config_file(path).settings == {"queues": 7, "users": 9}
 
 
-FAULTS: list[tuple[str, str]] = [
+@for_each(
     ("- 1", "must hold a mapping"),
     ("a: [", "run.yml"),
     ("pressure: {num-queue: 3}", "pressure has no key 'num-queue'; its keys are target-url"),
     ("pressure: [1]", "pressure must hold a mapping"),
     ("pressure: {mode: duration, num-tasks: 3}", "pressure.duration is missing"),
     ("pressure: {mode: fast}", "mode must be one of count, duration, not 'fast'"),
-]
-
-
-def test_an_invalid_file_is_refused_with_its_fault(tmp_path: Path) -> None:
-    for case in every(FAULTS):
-        with case as (text, said), pytest.raises(ConfigFileError, match=said):
-            read_config_file(written(tmp_path, text))
+)
+def test_an_invalid_file_is_refused_with_its_fault(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigFileError, match=said):
+        read_config_file(written(tmp_path, text))
 
 
 def test_a_file_with_only_a_duration_needs_no_mode(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from loadtest.config.choices import ApiName
 from loadtest.config.run_config import RunConfig
-from tests.offenders import every
+from tests.offenders import for_each
 
 URL = "http://127.0.0.1:8000/v1/chat/completions"
 
@@ -24,22 +24,18 @@ def test_flags_and_files_give_the_same_configuration() -> None:
     assert by_flags.headers() == by_file.headers() == {"A": "b"}
 
 
-APIS: list[tuple[str, ApiName]] = [
+@for_each(
     ("/v1/chat/completions", ApiName.OPENAI_CHAT),
     ("/v1/completions", ApiName.OPENAI_COMPLETIONS),
     ("/text-generation", ApiName.TEXT_GENERATION),
     ("/v1/classify", ApiName.CLASSIFY),
     ("/classify/", ApiName.CLASSIFY),
-]
+)
+def test_the_path_determines_the_api(path: str, api: ApiName) -> None:
+    assert configured(url=f"http://host{path}").resolved_api() is api
 
 
-def test_the_path_determines_the_api() -> None:
-    for case in every(APIS):
-        with case as (path, api):
-            assert configured(url=f"http://host{path}").resolved_api() is api
-
-
-INVALID: list[tuple[dict[str, Any], str]] = [
+@for_each(
     ({"url": "127.0.0.1:8000"}, "not a URL such as"),
     ({"url": "http://host/v1"}, "name the API with --api"),
     ({"loops": 3, "duration": 5}, "loops and duration exclude each other"),
@@ -72,13 +68,10 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"api_key_env": "NO_SUCH_VARIABLE"}, "NO_SUCH_VARIABLE is not set"),
     ({"max_error_rate": 2}, "less than or equal to 1"),
     ({"queue": 3}, "unknown key 'queue'; did you mean 'queues'"),
-]
-
-
-def test_an_invalid_configuration_is_refused() -> None:
-    for case in every(INVALID):
-        with case as (settings, said), pytest.raises(ValidationError, match=said):
-            configured(**settings)
+)
+def test_an_invalid_configuration_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        configured(**settings)
 
 
 def test_a_body_may_come_from_a_file(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 import pytest
 
 from loadtest.config.values import seconds_of
-from tests.offenders import every
+from tests.offenders import for_each
 
-DURATIONS: list[tuple[object, float]] = [
+
+@for_each(
     ("60s", 60),
     ("2m", 120),
     ("500ms", 0.5),
@@ -11,16 +12,12 @@ DURATIONS: list[tuple[object, float]] = [
     ("1.5s", 1.5),
     ("7", 7),
     (7, 7),
-]
+)
+def test_durations_are_parsed_as_people_write_them(text: object, seconds: float) -> None:
+    assert seconds_of(text) == pytest.approx(seconds)
 
 
-def test_durations_are_parsed_as_people_write_them() -> None:
-    for case in every(DURATIONS):
-        with case as (text, seconds):
-            assert seconds_of(text) == pytest.approx(seconds)
-
-
-def test_an_invalid_duration_is_refused() -> None:
-    for case in every(("", "soon", "60 parsecs", "s", "1s1")):
-        with case as text, pytest.raises(ValueError, match="not a duration such as 60s"):
-            seconds_of(text)
+@for_each("", "soon", "60 parsecs", "s", "1s1")
+def test_an_invalid_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a duration such as 60s"):
+        seconds_of(text)

@@ -1,5 +1,5 @@
 from loadtest.load.gpu_monitor import parse_sample
-from tests.offenders import every
+from tests.offenders import for_each
 
 
 def test_a_line_of_nvidia_smi_is_parsed() -> None:
@@ -18,7 +18,6 @@ def test_a_value_that_a_gpu_does_not_report_is_none() -> None:
     assert (sample["utilization_percent"], sample["power_w"]) == (None, None)
 
 
-def test_any_other_line_is_none() -> None:
-    for case in every(("", "No devices were found", "a, b, c, d", "1, 2, 3")):
-        with case as line:
-            assert parse_sample(line, 0.0) is None
+@for_each("", "No devices were found", "a, b, c, d", "1, 2, 3")
+def test_any_other_line_is_none(line: str) -> None:
+    assert parse_sample(line, 0.0) is None

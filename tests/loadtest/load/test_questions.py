@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.load.questions import SHIPPED, Question, QuestionsError, read_questions
-from tests.offenders import every
+from tests.offenders import for_each
 
 
 def test_a_hundred_different_questions_ship_with_the_tool() -> None:
@@ -84,7 +84,7 @@ def test_an_openai_batch_is_asked_what_its_bodies_ask(tmp_path: Path) -> None:
     )
 
 
-INVALID: list[tuple[str, str, str]] = [
+@for_each(
     ("q.json", "{", "q.json, line 1: not JSON: "),
     ("q.json", "{}", "not a list"),
     ("q.json", "[]", "holds no questions"),
@@ -119,15 +119,13 @@ INVALID: list[tuple[str, str, str]] = [
         "line 1: body has no messages, and no text as prompt or input",
     ),
     ("q.csv", "a", "not one of .json, .jsonl and .txt"),
-]
-
-
-def test_an_invalid_file_is_refused_with_the_line_or_item(tmp_path: Path) -> None:
-    for case in every(INVALID):
-        with case as (name, content, said):
-            (tmp_path / name).write_text(content)
-            with pytest.raises(QuestionsError, match=said):
-                read_questions(tmp_path / name)
+)
+def test_an_invalid_file_is_refused_with_the_line_or_item(
+    name: str, content: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(QuestionsError, match=said):
+        read_questions(tmp_path / name)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

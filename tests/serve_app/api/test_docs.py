@@ -15,7 +15,7 @@ from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, T
 from serve_app.config import AppConfig
 from serve_app.http.warning_header import WARNING_HEADER
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import Client, client_of
 from tests.serve_app.fake_pooler import FakeClassifier, FakeCrossEncoder, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend, FakeClock, Step
@@ -116,17 +116,16 @@ def test_what_is_not_json_is_documented_as_what_it_is(
     assert [each.partition(";")[0] for each in content] == [content_type]
 
 
+@for_each(*POSTS, *GETS)
 async def test_an_answer_is_what_the_document_says(
-    client: Client, document: dict[str, Any]
+    path: str, client: Client, document: dict[str, Any]
 ) -> None:
-    for case in every((*POSTS, *GETS)):
-        with case as path:
-            answer = await answer_to(client, path)
-            assert answer.status_code == 200
-            told = response_of(document, path, 200)
-            validator(told).validate(answer.json())
-            always = set(told["headers"]) - {WARNING_HEADER}
-            assert always <= {name.title() for name in answer.headers}
+    answer = await answer_to(client, path)
+    assert answer.status_code == 200
+    told = response_of(document, path, 200)
+    validator(told).validate(answer.json())
+    always = set(told["headers"]) - {WARNING_HEADER}
+    assert always <= {name.title() for name in answer.headers}
 
 
 def test_every_error_of_the_deployments_is_documented(document: dict[str, Any]) -> None:

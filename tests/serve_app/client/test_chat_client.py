@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.free_port import free_port
 from serve_app.client.chat_client import ChatClient, ChatError, Delta, Notice, Usage
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.client.fake_server import (
     Answering,
     Write,
@@ -75,10 +75,10 @@ async def test_a_server_that_does_not_run_is_named_with_the_command_that_starts_
     assert str(caught.value) == expected
 
 
-def test_what_is_no_url_is_refused() -> None:
-    for case in every(("", "localhost:8000", "ftp://x", "http://", "http://[::1")):
-        with case as url, pytest.raises(ChatError, match="no URL"):
-            ChatClient(url)
+@for_each("", "localhost:8000", "ftp://x", "http://", "http://[::1")
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(ChatError, match="no URL"):
+        ChatClient(url)
 
 
 def error(message: str) -> dict[str, Any]:
@@ -99,22 +99,18 @@ async def test_an_overloaded_server_says_once_when_to_come_back() -> None:
     assert await refused(refuses(503, body, Retry_After="7")) == "Overloaded. Try again in 7 s."
 
 
-async def test_a_refusal_of_another_shape_is_told_by_its_status() -> None:
-    for case in every(("", "<html>", "[]", '{"error": "x"}', '{"detail": "x"}')):
-        with case as body:
-            assert (await refused(refuses(502, body))).endswith(
-                "answers with status 502, Bad Gateway"
-            )
+@for_each("", "<html>", "[]", '{"error": "x"}', '{"detail": "x"}')
+async def test_a_refusal_of_another_shape_is_told_by_its_status(body: str) -> None:
+    assert (await refused(refuses(502, body))).endswith("answers with status 502, Bad Gateway")
 
 
 async def test_an_error_in_the_stream_is_its_end() -> None:
     assert await refused(says(chunk("a"), framed(error("The model died.")))) == "The model died."
 
 
-async def test_events_that_are_no_chunks_are_refused() -> None:
-    for case in every((b"x", b"{}", b"[]", b'{"choices": [1]}', b'{"choices": 3}')):
-        with case as data:
-            assert "no chunks" in await refused(says(b"data: " + data + b"\n\n"))
+@for_each(b"x", b"{}", b"[]", b'{"choices": [1]}', b'{"choices": 3}')
+async def test_events_that_are_no_chunks_are_refused(data: bytes) -> None:
+    assert "no chunks" in await refused(says(b"data: " + data + b"\n\n"))
 
 
 async def test_a_stream_without_its_end_is_not_taken_for_whole() -> None:

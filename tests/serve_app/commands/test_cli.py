@@ -17,7 +17,7 @@ from raystream.__main__ import app
 from serve_app.commands.check.compose import ServeOptions
 from serve_app.commands.run import supervise
 from tests.failing import failing
-from tests.offenders import every
+from tests.offenders import for_each
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = [
@@ -254,13 +254,12 @@ def test_wrong_usage_starts_nothing(arguments: list[str], supervised: list[list[
     assert supervised == []
 
 
-def test_each_command_explains_itself(supervised: list[list[str]]) -> None:
-    for case in every(COMMANDS):
-        with case as name:
-            told = CliRunner().invoke(app, [name, "--help"])
-            assert (told.exit_code, supervised) == (0, [])
-            assert f"Usage: raystream {name}" in told.stdout
-            assert name in CliRunner().invoke(app, ["--help"]).stdout
+@for_each(*COMMANDS)
+def test_each_command_explains_itself(name: str, supervised: list[list[str]]) -> None:
+    told = CliRunner().invoke(app, [name, "--help"])
+    assert (told.exit_code, supervised) == (0, [])
+    assert f"Usage: raystream {name}" in told.stdout
+    assert name in CliRunner().invoke(app, ["--help"]).stdout
 
 
 def test_no_command_is_forgotten() -> None:

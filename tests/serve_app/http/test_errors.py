@@ -16,7 +16,7 @@ from deployments.contract.errors import (
 )
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import Client, client_of
 from tests.serve_app.fakes import FakeBackend
 
@@ -38,20 +38,23 @@ REFUSALS_1: list[tuple[RaystreamError, int, str, str]] = [
 ]
 
 
-async def test_each_refusal_has_its_status_type_and_code(client: Client) -> None:
-    for case in every(
+@for_each(
+    *(
         (stream, error, status, type_, code)
         for stream in (False, True)
         for error, status, type_, code in REFUSALS_1
-    ):
-        with case as (stream, error, status, type_, code):
-            client.backend.refusal = error
-            answer = await client.ask(CHAT, {**HI, "stream": stream}, status)
-            told = {"message": "p: no", "type": type_, "param": "p", "code": code}
-            assert answer.json() == {"error": told}
-            assert answer.headers["content-type"] == "application/json"
-            assert answer.headers.get("retry-after") == ("1" if status == 503 else None)
-            assert answer.headers.get("x-should-retry") == ("false" if status < 500 else None)
+    )
+)
+async def test_each_refusal_has_its_status_type_and_code(
+    stream: bool, error: RaystreamError, status: int, type_: str, code: str, client: Client
+) -> None:
+    client.backend.refusal = error
+    answer = await client.ask(CHAT, {**HI, "stream": stream}, status)
+    told = {"message": "p: no", "type": type_, "param": "p", "code": code}
+    assert answer.json() == {"error": told}
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers.get("retry-after") == ("1" if status == 503 else None)
+    assert answer.headers.get("x-should-retry") == ("false" if status < 500 else None)
 
 
 @pytest.mark.parametrize("lost", [ReplicaUnavailableError("gone"), GenerationAbortedError("gone")])
@@ -95,26 +98,20 @@ NOT_JSON_1: list[tuple[bytes, str]] = [
 ]
 
 
-async def test_a_body_that_is_not_json_is_refused_with_the_reason(client: Client) -> None:
-    for case in every(
-        (path, body, hint) for path in (CHAT, "/text-generation") for body, hint in NOT_JSON_1
-    ):
-        with case as (path, body, hint):
-            answer = await client.post(
-                path, content=body, headers={"content-type": "application/json"}
-            )
-            assert answer.status_code == 400
-            assert hint in answer.json()["error"]["message"]
+@for_each(*((path, body, hint) for path in (CHAT, "/text-generation") for body, hint in NOT_JSON_1))
+async def test_a_body_that_is_not_json_is_refused_with_the_reason(
+    path: str, body: bytes, hint: str, client: Client
+) -> None:
+    answer = await client.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert hint in answer.json()["error"]["message"]
 
 
-async def test_a_body_that_is_not_an_object_is_refused(client: Client) -> None:
-    for case in every((b"[]", b"1", b'"text"', b"null")):
-        with case as body:
-            answer = await client.post(
-                CHAT, content=body, headers={"content-type": "application/json"}
-            )
-            assert answer.status_code == 400
-            assert answer.json()["error"]["type"] == "invalid_request_error"
+@for_each(b"[]", b"1", b'"text"', b"null")
+async def test_a_body_that_is_not_an_object_is_refused(body: bytes, client: Client) -> None:
+    answer = await client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 async def test_a_body_of_another_type_is_refused(client: Client) -> None:
@@ -186,7 +183,7 @@ async def test_an_id_that_serve_echoes_is_not_repeated(
     assert "x-request-id" not in answer.headers
 
 
-PATHS: list[tuple[object, str]] = [
+@for_each(
     ([], "messages"),
     ([{"role": "king", "content": "hi"}], "messages[0].role"),
     ([{"role": "user"}], "messages[0].content"),
@@ -227,17 +224,15 @@ PATHS: list[tuple[object, str]] = [
         ],
         "messages[0].content[0].colour",
     ),
-]
+)
+async def test_the_error_names_the_path_of_the_field(
+    messages: object, param: str, client: Client
+) -> None:
+    error = await client.refused(CHAT, {"model": "m", "messages": messages})
+    assert error["param"] == param
 
 
-async def test_the_error_names_the_path_of_the_field(client: Client) -> None:
-    for case in every(PATHS):
-        with case as (messages, param):
-            error = await client.refused(CHAT, {"model": "m", "messages": messages})
-            assert error["param"] == param
-
-
-UNIONS: list[tuple[object, str]] = [
+@for_each(
     ({"type": "text", "colour": "red"}, "response_format.colour"),
     ({"type": "json_schema"}, "response_format.json_schema"),
     (
@@ -248,14 +243,12 @@ UNIONS: list[tuple[object, str]] = [
         {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "colour": 1}},
         "response_format.json_schema.colour",
     ),
-]
-
-
-async def test_the_path_does_not_contain_names_of_union_members(client: Client) -> None:
-    for case in every(UNIONS):
-        with case as (format_, param):
-            error = await client.refused(CHAT, {**HI, "response_format": format_})
-            assert error["param"] == param
+)
+async def test_the_path_does_not_contain_names_of_union_members(
+    format_: object, param: str, client: Client
+) -> None:
+    error = await client.refused(CHAT, {**HI, "response_format": format_})
+    assert error["param"] == param
 
 
 @pytest.mark.parametrize("number", ["2.0", "2e0", "20e-1"])

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import Client
 
 
@@ -12,11 +12,10 @@ async def test_a_valid_id_comes_back(client: Client, given: str) -> None:
     assert answer.headers.get_list("x-request-id") == [given]
 
 
-async def test_any_other_id_is_replaced(client: Client) -> None:
-    for case in every(("", "x" * 65, "a b", "a\u00e9", "a.b", "$(rm)")):
-        with case as given:
-            answer = await client.get("/v1/models", headers={b"x-request-id": given.encode()})
-            assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+@for_each("", "x" * 65, "a b", "a\u00e9", "a.b", "$(rm)")
+async def test_any_other_id_is_replaced(given: str, client: Client) -> None:
+    answer = await client.get("/v1/models", headers={b"x-request-id": given.encode()})
+    assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/v1/models", "/openapi.json", "/v1/models/x"])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.http.route_hints import MAX_PATH_LENGTH, route_hint, shown_path
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.raw_http import exchange, head, parsed
 from tests.serve_app.apps import Client
 from tests.serve_app.front_doors import on_uvicorn
@@ -44,19 +44,17 @@ async def error_of(client: httpx.AsyncClient, method: str, path: str) -> dict[st
     return error
 
 
-async def test_the_404_of_a_slip_names_the_route(client: Client) -> None:
-    for case in every(MEANT.items()):
-        with case as (path, meant):
-            method = meant.partition(" ")[0]
-            error = await error_of(client, method, path)
-            assert error["message"] == f"Not Found: {method} {path}. Did you mean {meant}?"
+@for_each(*MEANT.items())
+async def test_the_404_of_a_slip_names_the_route(path: str, meant: str, client: Client) -> None:
+    method = meant.partition(" ")[0]
+    error = await error_of(client, method, path)
+    assert error["message"] == f"Not Found: {method} {path}. Did you mean {meant}?"
 
 
-async def test_a_path_like_no_route_is_told_where_all_routes_are(client: Client) -> None:
-    for case in every(("/nowhere", "/v1", "/v1/images/generations", "/docs/nothing.js")):
-        with case as path:
-            error = await error_of(client, "POST" if path != "/docs/nothing.js" else "GET", path)
-            assert error["message"].endswith("GET /docs shows all routes.")
+@for_each("/nowhere", "/v1", "/v1/images/generations", "/docs/nothing.js")
+async def test_a_path_like_no_route_is_told_where_all_routes_are(path: str, client: Client) -> None:
+    error = await error_of(client, "POST" if path != "/docs/nothing.js" else "GET", path)
+    assert error["message"].endswith("GET /docs shows all routes.")
 
 
 async def test_a_wrong_method_is_told_the_right_ones(client: Client) -> None:

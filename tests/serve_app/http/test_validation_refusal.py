@@ -21,7 +21,7 @@ from serve_app.api.structured.structural_tag import StructuralTag
 from serve_app.api.structured.structured_outputs import StructuredFields, StructuredOutputs
 from serve_app.config import LimitsConfig
 from serve_app.http.validation_refusal import refusal_of, with_place
-from tests.offenders import every
+from tests.offenders import every, for_each
 from tests.serve_app.apps import JSON, client_of, make_app
 from tests.serve_app.fake_pooler import FakeClassifier
 from tests.serve_app.fakes import FakeBackend
@@ -175,7 +175,7 @@ def is_plain(message: str, param: str | None) -> bool:
     return bool(is_placed) and not PYDANTIC.search(message.replace(param or "", ""))
 
 
-WORDS: list[tuple[type[StrictBody], Any, str | None, str]] = [
+@for_each(
     (ChatRequest, 5, None, "The body must be an object."),
     (ChatRequest, {}, "messages", "messages is missing."),
     (ChatRequest, {"messages": []}, "messages", "messages must not be empty."),
@@ -222,39 +222,35 @@ WORDS: list[tuple[type[StrictBody], Any, str | None, str]] = [
      "truncate_prompt_tokens must be -1 or a whole number."),
     (CompletionRequest, {"prompt": 5}, "prompt",
      "prompt must be a string, a list of strings, token ids, or a list of lists of token ids."),
-]  # fmt: skip
+)  # fmt: skip
+async def test_a_refusal_says_what_its_field_must_be(
+    body: type[StrictBody], fields: Any, param: str | None, message: str
+) -> None:
+    routes = {each: route for route, each, _ in SAMPLES}
+    needed: dict[str, Any] = {"model": "m"}
+    needed["prompt" if body is CompletionRequest else "messages"] = MESSAGES
+    if body is VllmClassifyBody:
+        needed = {"model": "m", "input": "a"}
+    sent = {**needed, **fields} if isinstance(fields, dict) else fields
+    if message == f"{param} is missing.":
+        sent.pop(param, None)
+    async with client_of(make_app(FakeBackend(tool_call_format="hermes"))) as client:
+        error = (await client.post(routes[body], json=sent)).json()["error"]
+    assert (error["param"], error["message"]) == (param, message)
 
 
-async def test_a_refusal_says_what_its_field_must_be() -> None:
-    for case in every(WORDS):
-        with case as (body, fields, param, message):
-            routes = {each: route for route, each, _ in SAMPLES}
-            needed: dict[str, Any] = {"model": "m"}
-            needed["prompt" if body is CompletionRequest else "messages"] = MESSAGES
-            if body is VllmClassifyBody:
-                needed = {"model": "m", "input": "a"}
-            sent = {**needed, **fields} if isinstance(fields, dict) else fields
-            if message == f"{param} is missing.":
-                sent.pop(param, None)
-            async with client_of(make_app(FakeBackend(tool_call_format="hermes"))) as client:
-                error = (await client.post(routes[body], json=sent)).json()["error"]
-            assert (error["param"], error["message"]) == (param, message)
-
-
-PLACED: list[tuple[str, str | None, str]] = [
+@for_each(
     ("n must be at most 4.", "n", "n must be at most 4."),
     ("It must not be so.", "n", "n: It must not be so."),
     ("The prompt is too long.", "prompt", "The prompt is too long."),
     ("The content is empty.", "messages[0].content",
      "messages[0].content: The content is empty."),
     ("Send less.", None, "Send less."),
-]  # fmt: skip
-
-
-def test_a_message_that_does_not_name_its_parameter_gets_it_in_front() -> None:
-    for case in every(PLACED):
-        with case as (message, param, placed):
-            assert with_place(message, param) == placed
+)  # fmt: skip
+def test_a_message_that_does_not_name_its_parameter_gets_it_in_front(
+    message: str, param: str | None, placed: str
+) -> None:
+    assert with_place(message, param) == placed
 
 
 def test_a_refusal_quotes_only_a_little_of_a_long_name() -> None:

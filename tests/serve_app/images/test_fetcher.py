@@ -9,7 +9,7 @@ from deployments.contract.errors import InvalidImageError
 from deployments.contract.messages import ChatMessage
 from serve_app.config import LimitsConfig
 from serve_app.images.fetcher import MAX_CONCURRENT_FETCHES, ImageFetcher, is_public
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import CHAT, client_of, make_app
 from tests.serve_app.fakes import FakeBackend
 from tests.serve_app.images.test_images import encoded
@@ -156,7 +156,7 @@ async def test_a_name_is_looked_up_once_so_its_address_cannot_change(files: File
     assert (len(resolver.asked), checked) == (1, ["127.0.0.1"])
 
 
-REFUSED_URLS: list[str] = [
+@for_each(
     "",
     "http://images.test/a.png",
     "HTTP://images.test/a.png",
@@ -186,18 +186,14 @@ REFUSED_URLS: list[str] = [
     "https://images.test:443:80/",
     "https://[images.test/",
     "https://images.test/" + "a" * 3000,
-]
-
-
-async def test_any_other_url_is_refused_without_a_lookup(files: Files) -> None:
-    for case in every(REFUSED_URLS):
-        with case as url:
-            resolver = FixedResolver(1)
-            with pytest.raises(InvalidImageError, match="not fetched") as caught:
-                await fetch(fetcher(files, resolver), url)
-            assert caught.value.param == "p"
-            assert resolver.asked == []
-            assert "passw" not in str(caught.value)
+)
+async def test_any_other_url_is_refused_without_a_lookup(url: str, files: Files) -> None:
+    resolver = FixedResolver(1)
+    with pytest.raises(InvalidImageError, match="not fetched") as caught:
+        await fetch(fetcher(files, resolver), url)
+    assert caught.value.param == "p"
+    assert resolver.asked == []
+    assert "passw" not in str(caught.value)
 
 
 async def test_the_hosts_case_does_not_matter(files: Files) -> None:
@@ -218,7 +214,7 @@ async def test_one_failed_image_fails_all(files: Files) -> None:
     assert caught.value.param == "q"
 
 
-PRIVATE: list[str] = [
+@for_each(
     "0.0.0.0",
     "10.1.2.3",
     "100.64.0.1",
@@ -244,27 +240,19 @@ PRIVATE: list[str] = [
     "fe80::1",
     "fe80::1%eth0",
     "ff02::1",
-]
+)
+def test_private_addresses_are_not_public(address: str) -> None:
+    assert not is_public(address)
 
 
-def test_private_addresses_are_not_public() -> None:
-    for case in every(PRIVATE):
-        with case as address:
-            assert not is_public(address)
-
-
-PUBLIC: list[str] = [
+@for_each(
     "93.184.216.34",
     "2606:2800:220:1::1",
     "::ffff:93.184.216.34",
     "64:ff9b::8.8.8.8",
-]
-
-
-def test_addresses_of_the_internet_are_public() -> None:
-    for case in every(PUBLIC):
-        with case as address:
-            assert is_public(address)
+)
+def test_addresses_of_the_internet_are_public(address: str) -> None:
+    assert is_public(address)
 
 
 def content(url: str) -> dict[str, object]:

@@ -10,7 +10,7 @@ from deployments.contract.errors import InvalidImageError
 from deployments.contract.messages import IMAGE_FORMATS
 from serve_app.config import LimitsConfig
 from serve_app.images.images import check_image, media_type_of, read_image
-from tests.offenders import every
+from tests.offenders import every, for_each
 
 LIMITS = LimitsConfig(max_image_pixels=12, max_image_bytes=2000)
 
@@ -37,11 +37,10 @@ LABELS = (
 )  # fmt: skip
 
 
-def test_the_bytes_decide_what_an_image_is_not_its_label() -> None:
-    for case in every(product(IMAGE_FORMATS, LABELS)):
-        with case as (image_format, label):
-            data = encoded(image_format)
-            assert read_image(uri(data, label), LIMITS, "p").data == data
+@for_each(*product(IMAGE_FORMATS, LABELS))
+def test_the_bytes_decide_what_an_image_is_not_its_label(image_format: str, label: str) -> None:
+    data = encoded(image_format)
+    assert read_image(uri(data, label), LIMITS, "p").data == data
 
 
 def in_lines(text: str, num_characters: int = 76, end: str = "\r\n") -> str:
@@ -88,7 +87,7 @@ def test_a_type_is_known_by_the_first_bytes() -> None:
         assert media_type_of(other) is None
 
 
-BROKEN: list[str] = [
+@for_each(
     "",
     "https://example.com/a.png",
     "file:///etc/passwd",
@@ -107,17 +106,13 @@ BROKEN: list[str] = [
     uri(encoded("BMP"), "image/png"),
     uri(encoded("PNG")[:20], "image/png"),
     uri(encoded("PNG", (4, 4)), "image/png"),
-]
-
-
-def test_any_other_uri_is_refused_with_its_param_and_without_an_echo() -> None:
-    for case in every(BROKEN):
-        with case as broken:
-            with pytest.raises(InvalidImageError) as caught:
-                read_image(broken, LIMITS, "messages[0]")
-            assert caught.value.param == "messages[0]"
-            assert "object at 0x" not in str(caught.value)
-            assert "passwd" not in str(caught.value)
+)
+def test_any_other_uri_is_refused_with_its_param_and_without_an_echo(broken: str) -> None:
+    with pytest.raises(InvalidImageError) as caught:
+        read_image(broken, LIMITS, "messages[0]")
+    assert caught.value.param == "messages[0]"
+    assert "object at 0x" not in str(caught.value)
+    assert "passwd" not in str(caught.value)
 
 
 def test_a_header_with_giant_dimensions_is_refused_undecoded() -> None:
@@ -152,18 +147,14 @@ def test_the_format_of_a_fetched_image_is_found_from_its_bytes(image_format: str
     assert check_image(data, LIMITS, "p").data == data
 
 
-OTHER_FORMATS: list[bytes] = [
+@for_each(
     b"",
     b"<svg/>",
     encoded("BMP"),
     encoded("TIFF"),
     encoded("PNG", (9, 9)),
-]
-
-
-def test_a_fetched_file_of_another_format_is_refused() -> None:
-    for case in every(OTHER_FORMATS):
-        with case as data:
-            with pytest.raises(InvalidImageError) as caught:
-                check_image(data, LIMITS, "p")
-            assert "object at 0x" not in str(caught.value)
+)
+def test_a_fetched_file_of_another_format_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidImageError) as caught:
+        check_image(data, LIMITS, "p")
+    assert "object at 0x" not in str(caught.value)

@@ -6,7 +6,7 @@ import yaml
 
 from serve_app.config import ApiKey, AuthConfig
 from serve_app.keys.api_keys import ApiKeysError, KeyRing, hash_key, load_api_keys
-from tests.offenders import every
+from tests.offenders import for_each
 
 SECRET = "sk-raystream-of-alice"
 OTHER = "sk-raystream-of-bob"
@@ -42,28 +42,25 @@ def test_a_key_has_a_share_and_bounds_the_priority(tmp_path: Path) -> None:
     assert not alice.is_limited
 
 
-WRONG_SHARES: list[tuple[dict[str, object], str]] = [
+@for_each(
     ({"weight": 0}, "weight"),
     ({"weight": float("nan")}, "weight"),
     ({"priority": 0.5}, "priority"),
     ({"priority": 2**31}, "priority"),
     ({"best_priority": 1}, "lower runs first, so it must not be more than priority"),
     ({"priority": -5, "best_priority": -4}, "lower runs first"),
-]
+)
+def test_a_wrong_share_or_priority_is_refused(
+    given: dict[str, object], told: str, tmp_path: Path
+) -> None:
+    config = write(tmp_path / "k", entry("alice", SECRET, **given))
+    with pytest.raises(ApiKeysError, match=told):
+        load_api_keys(config, tmp_path, {})
 
 
-def test_a_wrong_share_or_priority_is_refused(tmp_path: Path) -> None:
-    for case in every(WRONG_SHARES):
-        with case as (given, told):
-            config = write(tmp_path / "k", entry("alice", SECRET, **given))
-            with pytest.raises(ApiKeysError, match=told):
-                load_api_keys(config, tmp_path, {})
-
-
-def test_no_other_key_is_found() -> None:
-    for case in every(("", SECRET[:-1], SECRET + " ", hash_key(SECRET), "\udc80")):
-        with case as presented:
-            assert KeyRing((ApiKey(name="a", sha256=hash_key(SECRET)),)).find(presented) is None
+@for_each("", SECRET[:-1], SECRET + " ", hash_key(SECRET), "\udc80")
+def test_no_other_key_is_found(presented: str) -> None:
+    assert KeyRing((ApiKey(name="a", sha256=hash_key(SECRET)),)).find(presented) is None
 
 
 def test_every_key_is_compared_whichever_matches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,15 +117,16 @@ def test_a_key_of_both_is_the_one_of_the_file(tmp_path: Path) -> None:
     assert [(key.name, key.scopes) for key in ring.keys] == [("alice", ("operate",))]
 
 
-def test_environment_that_holds_anything_else_is_refused_without_an_echo(tmp_path: Path) -> None:
-    for case in every(("short", f"alice:{SECRET}", f"{SECRET},{OTHER}", "a:b,c:d")):
-        with case as text:
-            with pytest.raises(ApiKeysError, match="name:sha256") as caught:
-                load_api_keys(AuthConfig(), tmp_path, {"RAYSTREAM_API_KEYS": text})
-            assert text not in str(caught.value)
+@for_each("short", f"alice:{SECRET}", f"{SECRET},{OTHER}", "a:b,c:d")
+def test_environment_that_holds_anything_else_is_refused_without_an_echo(
+    text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ApiKeysError, match="name:sha256") as caught:
+        load_api_keys(AuthConfig(), tmp_path, {"RAYSTREAM_API_KEYS": text})
+    assert text not in str(caught.value)
 
 
-BROKEN: list[tuple[str, str]] = [
+@for_each(
     ("keys: []", "keys"),
     ("", "the file"),
     ("keys: [", "not YAML"),
@@ -140,18 +138,16 @@ BROKEN: list[tuple[str, str]] = [
     (f"keys:\n- name: a\n  sha256: {'a' * 64}\n  requests_per_minute: 0\n", "requests_per"),
     (f"keys:\n- name: a\n  sha256: {'a' * 64}\n  scopes: operate\n", r"list: \[operate\]"),
     (f"keys:\n- name: a\n  sha256: {'a' * 64}\n  scopes: [admin]\n", "scopes.0: .*'operate'"),
-]
-
-
-def test_a_broken_file_is_refused_without_an_echo(tmp_path: Path) -> None:
-    for case in every(BROKEN):
-        with case as (content, expected):
-            path = tmp_path / "keys.yaml"
-            path.write_text(content)
-            with pytest.raises(ApiKeysError, match=expected) as caught:
-                load_api_keys(AuthConfig(api_keys_file=str(path)), tmp_path, {})
-            assert str(path) in str(caught.value)
-            assert SECRET not in str(caught.value)
+)
+def test_a_broken_file_is_refused_without_an_echo(
+    content: str, expected: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(content)
+    with pytest.raises(ApiKeysError, match=expected) as caught:
+        load_api_keys(AuthConfig(api_keys_file=str(path)), tmp_path, {})
+    assert str(path) in str(caught.value)
+    assert SECRET not in str(caught.value)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from deployments.contract.errors import GenerationFailedError, ReplicaUnavailabl
 from serve_app.config import ApiKey
 from serve_app.keys.ledger import KeyLedger, Verdict
 from serve_app.middleware.rate_limits import RateLimitMiddleware, duration
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import (
     ALICE,
     BOB,
@@ -272,21 +272,17 @@ async def test_a_silent_ledger_times_out(backend: FakeBackend) -> None:
         assert (await ask(client)).status_code == 503
 
 
-DURATIONS: list[tuple[float, str]] = [
+@for_each(
     (0, "0ms"),
     (0.02, "20ms"),
     (1, "1s"),
     (1.25, "1.25s"),
     (59.9999, "1m0s"),
     (360, "6m0s"),
-]
-
-
-def test_durations_are_written_as_openai_writes_them() -> None:
-    for case in every(DURATIONS):
-        with case as (seconds, text):
-            assert duration(seconds) == text
-            assert re.fullmatch(r"(\d+m)?[\d.]+s|\d+ms", text)
+)
+def test_durations_are_written_as_openai_writes_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+    assert re.fullmatch(r"(\d+m)?[\d.]+s|\d+ms", text)
 
 
 async def test_tokens_of_classified_texts_are_charged_too(backend: FakeBackend) -> None:

@@ -24,7 +24,7 @@ from deployments.contract.output import (
     TokenLogprob,
     TokenLogprobs,
 )
-from tests.offenders import every
+from tests.offenders import for_each
 
 TOKEN_IDS = st.integers(0, 2**31)
 TEXTS = st.text(st.characters(codec=None), max_size=20)
@@ -100,7 +100,7 @@ def test_garbage_is_refused_or_understood_and_never_a_crash(garbage: bytes) -> N
             continue
 
 
-NO_HELLOS: list[bytes] = [
+@for_each(
     b"",
     b"\xc1",
     b"\xff" * 9,
@@ -108,13 +108,10 @@ NO_HELLOS: list[bytes] = [
     b"\x93\x01\x02\x03",
     b"\xd9\xff",
     b"\x81\x90\x90",
-]
-
-
-def test_a_payload_that_is_no_hello_is_refused() -> None:
-    for case in every(NO_HELLOS):
-        with case as payload, pytest.raises(WireError):
-            decode_hello(payload)
+)
+def test_a_payload_that_is_no_hello_is_refused(payload: bytes) -> None:
+    with pytest.raises(WireError):
+        decode_hello(payload)
 
 
 def test_a_hello_of_another_version_is_refused() -> None:
@@ -132,10 +129,10 @@ def test_a_go_ahead_arrives_as_it_was_sent_and_is_no_hello(number: int) -> None:
         decode_hello(payload)
 
 
-def test_a_payload_that_is_no_go_ahead_is_refused() -> None:
-    for case in every((b"\x90", b"\x92\x01\x02", b"\x91\xc0", b"\x01")):
-        with case as payload, pytest.raises(WireError):
-            decode_go_ahead(payload)
+@for_each(b"\x90", b"\x92\x01\x02", b"\x91\xc0", b"\x01")
+def test_a_payload_that_is_no_go_ahead_is_refused(payload: bytes) -> None:
+    with pytest.raises(WireError):
+        decode_go_ahead(payload)
 
 
 def test_a_frame_that_is_too_long_is_refused_by_its_first_bytes() -> None:

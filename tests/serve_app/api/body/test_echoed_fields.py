@@ -14,7 +14,7 @@ from serve_app.api.body.echoed_fields import (
 )
 from serve_app.api.body.unsupported_fields import UNSUPPORTED
 from serve_app.http.json_route import MAX_NUM_VALUES
-from tests.offenders import every
+from tests.offenders import for_each
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.sampled_from([None, "", False, 0, "a"]) | st.just([]) | st.just({}),
@@ -23,19 +23,14 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-NOTHING: list[Any] = [None, "", [], {}, [None, ""], {"a": None, "b": [{"c": {}}]}]
+@for_each(None, "", [], {}, [None, ""], {"a": None, "b": [{"c": {}}]})
+def test_what_holds_only_nothing_carries_nothing(value: Any) -> None:
+    assert carries_nothing(value)
 
 
-def test_what_holds_only_nothing_carries_nothing() -> None:
-    for case in every(NOTHING):
-        with case as value:
-            assert carries_nothing(value)
-
-
-def test_false_and_zero_carry_something() -> None:
-    for case in every((False, 0, " ", [0], {"a": {"b": [False]}})):
-        with case as value:
-            assert not carries_nothing(value)
+@for_each(False, 0, " ", [0], {"a": {"b": [False]}})
+def test_false_and_zero_carry_something(value: Any) -> None:
+    assert not carries_nothing(value)
 
 
 def test_a_body_full_of_nulls_takes_little_time() -> None:
@@ -54,7 +49,6 @@ def test_the_check_and_the_schema_s_type_agree(value: Any) -> None:
         assert carries_nothing(value)
 
 
-def test_each_echoed_field_has_a_reason_for_its_refusal() -> None:
-    for case in every(sorted(IN_MESSAGES | IN_PARTS | IN_CALLS)):
-        with case as name:
-            assert UNSUPPORTED[name].why
+@for_each(*sorted(IN_MESSAGES | IN_PARTS | IN_CALLS))
+def test_each_echoed_field_has_a_reason_for_its_refusal(name: str) -> None:
+    assert UNSUPPORTED[name].why

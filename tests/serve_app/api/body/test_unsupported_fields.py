@@ -18,7 +18,7 @@ from serve_app.api.messages.schema import (
 from serve_app.api.responses.schema import (
     ResponsesRequest,
 )
-from tests.offenders import every
+from tests.offenders import every, for_each
 from tests.serve_app.apps import Client
 
 SURFACES: dict[str, tuple[type[StrictBody], dict[str, Any]]] = {
@@ -60,49 +60,45 @@ def test_every_field_of_both_apis_is_honoured_or_refused_with_a_reason() -> None
                 assert (body.unsupported.get(field) or UNSUPPORTED[field]).why
 
 
+@for_each(*refused_by(SURFACES))
 async def test_an_unsupported_field_is_refused_by_name_unless_it_asks_for_nothing(
-    client: Client,
+    path: str, field: str, client: Client
 ) -> None:
-    for case in every(refused_by(SURFACES)):
-        with case as (path, field):
-            body = {"model": "m", **SURFACES[path][1]}
-            error = await client.refused(path, {**body, field: {"ask": "for something"}})
-            assert error["param"] == field
-            assert error["code"] == "unsupported_parameter"
-            harmless = SURFACES[path][0].unsupported[field].harmless
-            for value in (None, *harmless):
-                assert (await client.post(path, json={**body, field: value})).status_code == 200
+    body = {"model": "m", **SURFACES[path][1]}
+    error = await client.refused(path, {**body, field: {"ask": "for something"}})
+    assert error["param"] == field
+    assert error["code"] == "unsupported_parameter"
+    harmless = SURFACES[path][0].unsupported[field].harmless
+    for value in (None, *harmless):
+        assert (await client.post(path, json={**body, field: value})).status_code == 200
 
 
-async def test_an_unsupported_field_of_anthropic_is_refused_by_name(client: Client) -> None:
-    for case in every(refused_by(ANTHROPIC)):
-        with case as (path, field):
-            kind, needed = ANTHROPIC[path]
-            body = {"model": "m", **needed}
-            error = await client.refused(path, {**body, field: {"ask": "for something"}})
-            assert error["type"] == "invalid_request_error"
-            assert error["message"].startswith(f"{field} is not supported here: ")
-            for value in (None, *kind.unsupported[field].harmless):
-                assert (await client.post(path, json={**body, field: value})).status_code == 200
+@for_each(*refused_by(ANTHROPIC))
+async def test_an_unsupported_field_of_anthropic_is_refused_by_name(
+    path: str, field: str, client: Client
+) -> None:
+    kind, needed = ANTHROPIC[path]
+    body = {"model": "m", **needed}
+    error = await client.refused(path, {**body, field: {"ask": "for something"}})
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith(f"{field} is not supported here: ")
+    for value in (None, *kind.unsupported[field].harmless):
+        assert (await client.post(path, json={**body, field: value})).status_code == 200
 
 
-OF_ANOTHER_ROUTE: list[tuple[str, str, str]] = [
+@for_each(
     ("/v1/completions", "messages", "/v1/chat/completions"),
     ("/v1/chat/completions", "prompt", "/v1/completions"),
     ("/v1/completions", "input", "/v1/classify"),
     ("/v1/chat/completions", "input", "/v1/classify"),
-]
-
-
+)
 async def test_a_field_of_another_route_is_refused_with_the_name_of_that_route(
-    client: Client,
+    path: str, field: str, route: str, client: Client
 ) -> None:
-    for case in every(OF_ANOTHER_ROUTE):
-        with case as (path, field, route):
-            body = {"model": "m", field: "hi" if field != "messages" else [{"role": "user"}]}
-            error = (await client.post(path, json=body)).json()["error"]
-            assert error["param"] == field
-            assert f"POST {route}" in error["message"]
+    body = {"model": "m", field: "hi" if field != "messages" else [{"role": "user"}]}
+    error = (await client.post(path, json=body)).json()["error"]
+    assert error["param"] == field
+    assert f"POST {route}" in error["message"]
 
 
 def bodies_below(body: type[StrictBody]) -> set[type[StrictBody]]:
@@ -112,18 +108,19 @@ def bodies_below(body: type[StrictBody]) -> set[type[StrictBody]]:
     return found
 
 
-def test_the_hint_for_an_unknown_field_names_no_field_that_is_refused() -> None:
-    for case in every(sorted(bodies_below(StrictBody), key=str)):
-        with case as body:
-            honoured = {field.alias or name for name, field in body.model_fields.items()}
-            known = {*honoured, *body.unsupported, *body.echoed}
-            for misspelt in {name[:-1] for name in known} | {f"{name}s" for name in known}:
-                if misspelt in known:
-                    continue
-                with pytest.raises(ValidationError) as caught:
-                    body.model_validate({misspelt: 1})
-                hint = re.search(r"Did you mean '(\w+)'", caught.value.errors()[0]["msg"])
-                assert hint is None or hint[1] in honoured
+@for_each(*sorted(bodies_below(StrictBody), key=str))
+def test_the_hint_for_an_unknown_field_names_no_field_that_is_refused(
+    body: type[StrictBody],
+) -> None:
+    honoured = {field.alias or name for name, field in body.model_fields.items()}
+    known = {*honoured, *body.unsupported, *body.echoed}
+    for misspelt in {name[:-1] for name in known} | {f"{name}s" for name in known}:
+        if misspelt in known:
+            continue
+        with pytest.raises(ValidationError) as caught:
+            body.model_validate({misspelt: 1})
+        hint = re.search(r"Did you mean '(\w+)'", caught.value.errors()[0]["msg"])
+        assert hint is None or hint[1] in honoured
 
 
 def test_each_row_of_the_table_is_of_one_body() -> None:

@@ -12,7 +12,7 @@ from deployments.contract.messages import ChatMessage, TextPart, ToolCall
 from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import AppClient, Client, client_of
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.sse_decoder import events_of
@@ -327,7 +327,7 @@ ASSISTANT = {"role": "assistant", "content": None, "tool_calls": [call()]}
 RETURNED = {"role": "tool", "tool_call_id": "c1", "content": "noon"}
 
 
-INCONSISTENT: list[tuple[list[Any], str]] = [
+@for_each(
     ([{"role": "assistant"}], "messages[0].content"),
     ([{"role": "user", "content": None}], "messages[0].content"),
     ([{"role": "user", "content": []}], "messages[0].content"),
@@ -339,18 +339,16 @@ INCONSISTENT: list[tuple[list[Any], str]] = [
     ([ASSISTANT, {**RETURNED, "tool_call_id": "c2"}], "messages[1].tool_call_id"),
     ([ASSISTANT, {**RETURNED, "tool_call_id": None}], "messages[1].tool_call_id"),
     ([ASSISTANT, {**RETURNED, "role": "user"}], "messages[1].tool_call_id"),
-]
+)
+async def test_inconsistent_messages_about_calls_are_refused_by_name(
+    messages: list[Any], param: str, client: Client
+) -> None:
+    error = await client.refused(CHAT, {**ASK, "messages": messages})
+    assert error["param"] == param
+    assert not client.backend.requests
 
 
-async def test_inconsistent_messages_about_calls_are_refused_by_name(client: Client) -> None:
-    for case in every(INCONSISTENT):
-        with case as (messages, param):
-            error = await client.refused(CHAT, {**ASK, "messages": messages})
-            assert error["param"] == param
-            assert not client.backend.requests
-
-
-EARLIER: list[tuple[Any, str]] = [
+@for_each(
     ('{"zone": "UT', '"{\\"zone\\": \\"UT"'),
     ("{", '"{"'),
     ("[]", '"[]"'),
@@ -360,17 +358,15 @@ EARLIER: list[tuple[Any, str]] = [
     ({"zone": "UTC"}, '{"zone": "UTC"}'),
     ('{"zone":"UTC"}', '{"zone":"UTC"}'),
     (None, "{}"),
-]
-
-
-async def test_an_earlier_call_s_arguments_are_taken_as_they_stand(client: Client) -> None:
-    for case in every(EARLIER):
-        with case as (arguments, carried):
-            messages = [{**ASSISTANT, "tool_calls": [call(arguments)]}, RETURNED]
-            await whole(client, messages=messages)
-            prompt = client.backend.requests[-1].prompt
-            assert isinstance(prompt[0], ChatMessage)
-            assert prompt[0].tool_calls == (ToolCall("c1", "get_time", carried),)
+)
+async def test_an_earlier_call_s_arguments_are_taken_as_they_stand(
+    arguments: Any, carried: str, client: Client
+) -> None:
+    messages = [{**ASSISTANT, "tool_calls": [call(arguments)]}, RETURNED]
+    await whole(client, messages=messages)
+    prompt = client.backend.requests[-1].prompt
+    assert isinstance(prompt[0], ChatMessage)
+    assert prompt[0].tool_calls == (ToolCall("c1", "get_time", carried),)
 
 
 async def test_empty_arguments_become_an_empty_object(client: Client) -> None:

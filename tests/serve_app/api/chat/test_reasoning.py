@@ -11,7 +11,7 @@ from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.output import FinishReason, TextDelta, TokenLogprob, TokenLogprobs
 from deployments.contract.sampling_params import ReasoningTokens
 from serve_app.http.warning_header import WARNING_HEADER
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import AppClient, Client
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.sse_decoder import events_of
@@ -92,29 +92,32 @@ async def test_streamed_reasoning_is_that_of_the_whole_answer(client: Client) ->
     assert order == sorted(order, reverse=True)
 
 
-async def test_an_answer_cut_anywhere_never_holds_a_mark(client: Client) -> None:
-    for case in every(
+@for_each(
+    *(
         (prompt, end)
         for prompt in (PromptReasoning.OPEN, PromptReasoning.BEGUN)
         for end in range(1, len(MARKED) + len(ANSWER) + 1)
-    ):
-        with case as (prompt, end):
-            client.backend.reasoning = prompt
-            pieces = (*MARKED, *ANSWER)[prompt is PromptReasoning.BEGUN :][:end]
-            client.backend.steps = without_logprobs(script(*pieces, finish=FinishReason.LENGTH))
-            told = await whole(client)
-            (choice,) = told["choices"]
-            reasoning = choice["message"].get("reasoning_content", "")
-            content = choice["message"]["content"]
-            chunks = await streamed(client)
-            assert (told_in(chunks, "reasoning_content"), told_in(chunks, "content")) == (
-                reasoning,
-                content or "",
-            )
-            assert choice["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "length"
-            assert "Hm.\nRain".startswith(reasoning)
-            assert "It rains.".startswith(content or "")
-            assert content is None or content or not reasoning
+    )
+)
+async def test_an_answer_cut_anywhere_never_holds_a_mark(
+    prompt: PromptReasoning, end: int, client: Client
+) -> None:
+    client.backend.reasoning = prompt
+    pieces = (*MARKED, *ANSWER)[prompt is PromptReasoning.BEGUN :][:end]
+    client.backend.steps = without_logprobs(script(*pieces, finish=FinishReason.LENGTH))
+    told = await whole(client)
+    (choice,) = told["choices"]
+    reasoning = choice["message"].get("reasoning_content", "")
+    content = choice["message"]["content"]
+    chunks = await streamed(client)
+    assert (told_in(chunks, "reasoning_content"), told_in(chunks, "content")) == (
+        reasoning,
+        content or "",
+    )
+    assert choice["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert "Hm.\nRain".startswith(reasoning)
+    assert "It rains.".startswith(content or "")
+    assert content is None or content or not reasoning
 
 
 async def test_an_answer_without_reasoning_has_no_field_for_it(client: Client) -> None:
@@ -272,7 +275,7 @@ async def test_an_effort_that_the_template_can_not_use_is_named_in_the_warning_h
     assert [request.template_kwargs for request in client.backend.requests] == [(), ()]
 
 
-NOT_PLAIN: list[Any] = [
+@for_each(
     {"x": []},
     {"x": {}},
     {"x": "a" * 1025},
@@ -282,15 +285,11 @@ NOT_PLAIN: list[Any] = [
     {str(at): 1 for at in range(17)},
     [],
     "enable_thinking",
-]
-
-
-async def test_only_a_few_plain_values_may_reach_a_template(client: Client) -> None:
-    for case in every(NOT_PLAIN):
-        with case as given:
-            error = await client.refused(CHAT, {**ASK, "chat_template_kwargs": given})
-            assert error["param"].startswith("chat_template_kwargs")
-            assert not client.backend.requests
+)
+async def test_only_a_few_plain_values_may_reach_a_template(given: Any, client: Client) -> None:
+    error = await client.refused(CHAT, {**ASK, "chat_template_kwargs": given})
+    assert error["param"].startswith("chat_template_kwargs")
+    assert not client.backend.requests
 
 
 async def test_openai_s_client_reads_the_reasoning(openai_client: openai.AsyncOpenAI) -> None:

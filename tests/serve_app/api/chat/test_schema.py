@@ -1,13 +1,13 @@
 from typing import Any
 
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import Client
 
 CHAT = "/v1/chat/completions"
 HI: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
-OUT_OF_BOUNDS: list[tuple[str, Any]] = [
+@for_each(
     ("max_tokens", 0),
     ("max_tokens", 1.5),
     ("max_tokens", True),
@@ -48,21 +48,18 @@ OUT_OF_BOUNDS: list[tuple[str, Any]] = [
     ("n", True),
     ("logprobs", 1),
     ("top_logprobs", 5),
-]
+)
+async def test_a_value_out_of_bounds_is_refused_by_name(
+    field: str, value: Any, client: Client
+) -> None:
+    error = await client.refused(CHAT, {**HI, field: value})
+    assert error["param"] == field
 
 
-async def test_a_value_out_of_bounds_is_refused_by_name(client: Client) -> None:
-    for case in every(OUT_OF_BOUNDS):
-        with case as (field, value):
-            error = await client.refused(CHAT, {**HI, field: value})
-            assert error["param"] == field
-
-
-async def test_top_logprobs_is_bounded(client: Client) -> None:
-    for case in every((-1, 21)):
-        with case as num:
-            error = await client.refused(CHAT, {**HI, "logprobs": True, "top_logprobs": num})
-            assert error["param"] == "top_logprobs"
+@for_each(-1, 21)
+async def test_top_logprobs_is_bounded(num: int, client: Client) -> None:
+    error = await client.refused(CHAT, {**HI, "logprobs": True, "top_logprobs": num})
+    assert error["param"] == "top_logprobs"
 
 
 async def test_an_error_within_a_mapping_names_the_key(client: Client) -> None:
@@ -75,7 +72,7 @@ async def test_two_limits_that_differ_are_refused(client: Client) -> None:
     assert (await client.post(CHAT, json={**HI, **both})).status_code == 400
 
 
-UNSUPPORTED: list[tuple[str, Any]] = [
+@for_each(
     ("audio", {"voice": "alloy"}),
     ("best_of", 2),
     ("chat_template", "{{ 1 }}"),
@@ -89,17 +86,15 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("store", True),
     ("verbosity", "low"),
     ("web_search_options", {}),
-]
-
-
-async def test_a_field_that_is_not_honoured_is_refused_by_name(client: Client) -> None:
-    for case in every(UNSUPPORTED):
-        with case as (field, value):
-            error = await client.refused(CHAT, {**HI, field: value})
-            assert error["param"] == field
-            assert error["code"] == "unsupported_parameter"
-            assert field in error["message"]
-            assert not client.backend.requests
+)
+async def test_a_field_that_is_not_honoured_is_refused_by_name(
+    field: str, value: Any, client: Client
+) -> None:
+    error = await client.refused(CHAT, {**HI, field: value})
+    assert error["param"] == field
+    assert error["code"] == "unsupported_parameter"
+    assert field in error["message"]
+    assert not client.backend.requests
 
 
 async def test_values_that_ask_for_nothing_are_accepted(client: Client) -> None:
@@ -122,17 +117,15 @@ async def test_values_that_ask_for_nothing_are_accepted(client: Client) -> None:
     assert (await client.post(CHAT, json={**HI, **harmless})).status_code == 200
 
 
-UNKNOWN: list[tuple[str, str | None]] = [
+@for_each(
     ("temprature", "temperature"),
     ("logprob", "logprobs"),
     ("zzzz", None),
-]
-
-
-async def test_an_unknown_field_is_refused_with_a_suggestion(client: Client) -> None:
-    for case in every(UNKNOWN):
-        with case as (field, hint):
-            error = (await client.post(CHAT, json={**HI, field: 1})).json()["error"]
-            assert (error["param"], error["code"]) == (field, "unknown_parameter")
-            assert ("Did you mean" in error["message"]) == (hint is not None)
-            assert hint is None or repr(hint) in error["message"]
+)
+async def test_an_unknown_field_is_refused_with_a_suggestion(
+    field: str, hint: str | None, client: Client
+) -> None:
+    error = (await client.post(CHAT, json={**HI, field: 1})).json()["error"]
+    assert (error["param"], error["code"]) == (field, "unknown_parameter")
+    assert ("Did you mean" in error["message"]) == (hint is not None)
+    assert hint is None or repr(hint) in error["message"]

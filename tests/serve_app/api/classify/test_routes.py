@@ -13,7 +13,7 @@ from serve_app.api.classify.routes import MAX_SCORES_AT_ONCE
 from serve_app.api.classify.scores import MAX_NUM_SCORES
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import AppClient, Client, access_lines, client_of
 from tests.serve_app.fake_pooler import MAX_MODEL_LEN, FakeClassifier
 from tests.serve_app.fakes import FakeBackend, FakeClock
@@ -242,7 +242,7 @@ async def test_the_text_that_the_model_failed_on_is_named_by_its_place_in_the_re
         assert answer.json()["error"]["param"] == "input[1]"
 
 
-INVALID: list[tuple[dict[str, Any], str]] = [
+@for_each(
     ({"input": ""}, "input"),
     ({"input": []}, "input"),
     ({"input": ["a", ""]}, "input[1]"),
@@ -263,17 +263,13 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"split": {"max_char": 5}}, "split.max_char"),
     ({"inputs": "a"}, "inputs"),
     ({"truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
-]
-
-
+)
 async def test_an_invalid_request_is_refused_by_the_field_s_name(
-    client: Client, classifier: FakeClassifier
+    fields: dict[str, Any], param: str, client: Client, classifier: FakeClassifier
 ) -> None:
-    for case in every(INVALID):
-        with case as (fields, param):
-            error = await refused(client, {"input": "a", **fields})
-            assert error["param"] == param
-            assert classifier.requests == []
+    error = await refused(client, {"input": "a", **fields})
+    assert error["param"] == param
+    assert classifier.requests == []
 
 
 async def test_an_unknown_field_is_refused_with_a_suggestion(client: Client) -> None:
@@ -282,25 +278,25 @@ async def test_an_unknown_field_is_refused_with_a_suggestion(client: Client) -> 
     assert "'max_chars'" in error["message"]
 
 
-OVER_A_LIMIT: list[tuple[dict[str, Any], str, str]] = [
+@for_each(
     ({"input": ["a"] * 4}, "max_num_texts", "input"),
     ({"input": "a" * 41}, "max_prompt_bytes", "input"),
     ({"input": ["é" * 20, "a"]}, "max_prompt_bytes", "input"),
     ({"input": "a" * 5, "split": {"max_chars": 1}}, "max_num_pieces", "split"),
     ({"input": ["aaa", "aa"], "split": {"max_chars": 1}}, "max_num_pieces", "split"),
     ({"input": "a" * 30, "split": REPEATING}, "max_prompt_bytes", "input"),
-]
-
-
+)
 async def test_a_request_over_a_limit_is_refused_by_the_limit_s_name(
-    strict_client: AppClient, classifier: FakeClassifier
+    fields: dict[str, Any],
+    limit: str,
+    param: str,
+    strict_client: AppClient,
+    classifier: FakeClassifier,
 ) -> None:
-    for case in every(OVER_A_LIMIT):
-        with case as (fields, limit, param):
-            error = await refused(strict_client, fields)
-            assert f"limits.{limit}" in error["message"]
-            assert error["param"] == param
-            assert classifier.requests == []
+    error = await refused(strict_client, fields)
+    assert f"limits.{limit}" in error["message"]
+    assert error["param"] == param
+    assert classifier.requests == []
 
 
 async def test_a_request_at_its_limits_is_served(strict_client: AppClient) -> None:
@@ -399,7 +395,7 @@ async def test_vllm_s_truncation_length_reaches_the_replica(
         assert classifier.requests[-1].truncate is (length is not None)
 
 
-UNSUPPORTED: list[tuple[str, object]] = [
+@for_each(
     ("truncate_prompt_tokens", 0),
     ("truncate_prompt_tokens", -2),
     ("truncate_prompt_tokens", 2**31),
@@ -411,16 +407,12 @@ UNSUPPORTED: list[tuple[str, object]] = [
     ("split", {}),
     ("top_k", 1),
     ("zzz", 1),
-]
-
-
+)
 async def test_vllm_s_unsupported_fields_are_refused_by_name(
-    client: Client, classifier: FakeClassifier
+    field: str, value: object, client: Client, classifier: FakeClassifier
 ) -> None:
-    for case in every(UNSUPPORTED):
-        with case as (field, value):
-            assert (await refused(client, {"input": "a", field: value}, VLLM))["param"] == field
-            assert classifier.requests == []
+    assert (await refused(client, {"input": "a", field: value}, VLLM))["param"] == field
+    assert classifier.requests == []
 
 
 async def test_vllm_s_unsupported_fields_are_accepted_with_harmless_values(client: Client) -> None:
@@ -442,22 +434,20 @@ async def test_a_generating_model_is_not_asked_to_classify(client: Client, path:
     assert "'m' can't classify. Models that can: c." in error["message"]
 
 
-ASKED_FOR_TEXT: list[tuple[str, dict[str, Any]]] = [
+@for_each(
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
     ("/v1/completions", {"prompt": "hi"}),
     ("/text-generation", {"prompt": "hi"}),
     ("/tokenize", {"prompt": "hi"}),
     ("/detokenize", {"tokens": [1]}),
-]
-
-
-async def test_a_classifier_is_not_asked_for_text(client: Client) -> None:
-    for case in every(ASKED_FOR_TEXT):
-        with case as (path, body):
-            error = await refused(client, {"model": "c", **body}, path)
-            assert (error["code"], error["param"]) == ("wrong_task", "model")
-            assert "'c' can't generate text. Models that can: m." in error["message"]
-            assert client.backend.num_calls == 0
+)
+async def test_a_classifier_is_not_asked_for_text(
+    path: str, body: dict[str, Any], client: Client
+) -> None:
+    error = await refused(client, {"model": "c", **body}, path)
+    assert (error["code"], error["param"]) == ("wrong_task", "model")
+    assert "'c' can't generate text. Models that can: m." in error["message"]
+    assert client.backend.num_calls == 0
 
 
 async def test_an_unknown_model_is_not_found(client: Client) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.api.classify.splitter import Span, split
-from tests.offenders import every
+from tests.offenders import for_each
 
 FLAG, OTHER_FLAG = "\U0001f1e9\U0001f1ea", "\U0001f1eb\U0001f1f7"
 FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"
@@ -79,7 +79,7 @@ def test_without_words_and_sentences_pieces_are_full(text: str, max_chars: int) 
         assert following - span.start > max_chars
 
 
-PIECES: list[tuple[str, int, list[str]]] = [
+@for_each(
     ("One is. Two is. Three is.", 16, ["One is. Two is. ", "Three is."]),
     ("One is. Two is. Three is.", 15, ["One is. Two is.", " Three is."]),
     ("One is! Two is? Three", 12, ["One is! ", "Two is? ", "Three"]),
@@ -100,28 +100,24 @@ PIECES: list[tuple[str, int, list[str]]] = [
     (CONJUNCT * 2, 5, [CONJUNCT, CONJUNCT]),
     ("", 5, []),
     ("short", 5, ["short"]),
-]  # fmt: skip
+)  # fmt: skip
+def test_pieces_end_after_sentences_or_words(
+    text: str, max_chars: int, expected: list[str]
+) -> None:
+    assert pieces(text, max_chars) == expected
 
 
-def test_pieces_end_after_sentences_or_words() -> None:
-    for case in every(PIECES):
-        with case as (text, max_chars, expected):
-            assert pieces(text, max_chars) == expected
-
-
-OVERLAPPING: list[tuple[str, int, int, list[str]]] = [
+@for_each(
     ("one two three four", 10, 6, ["one two ", "two three ", "three four"]),
     ("abcdefgh", 4, 2, ["abcd", "cdef", "efgh"]),
     ("abcdefgh", 4, 3, ["abcd", "bcde", "cdef", "defg", "efgh"]),
     ("ab" + FAMILY, 4, 2, ["ab", FAMILY]),
     (FLAG * 3, 4, 3, [FLAG * 2, FLAG * 2]),
-]
-
-
-def test_overlapping_pieces_begin_with_a_word_if_there_is_one() -> None:
-    for case in every(OVERLAPPING):
-        with case as (text, max_chars, overlap, expected):
-            assert pieces(text, max_chars, overlap) == expected
+)
+def test_overlapping_pieces_begin_with_a_word_if_there_is_one(
+    text: str, max_chars: int, overlap: int, expected: list[str]
+) -> None:
+    assert pieces(text, max_chars, overlap) == expected
 
 
 def test_offsets_count_code_points() -> None:
@@ -134,15 +130,11 @@ def test_a_caller_may_stop_early() -> None:
 
 
 # Any step of quadratic time would take minutes with these.
-OFTEN = [
+@for_each(
     "a", " ", ".", "\n", "\r\n", "\u0301", "\U0001f1e9", "\U0001f469\u200d", ".)))",
     "\u094d\u0915", "\u1100", "\u0600", "\u3002\u300d", "\n   ",
-]  # fmt: skip
-
-
-def test_a_megabyte_of_any_text_is_split() -> None:
-    for case in every(OFTEN):
-        with case as bit:
-            text = (bit * (250_000 // len(bit) + 1))[:250_000]
-            assert "".join(pieces(text, 300)) == text
-            assert sum(map(len, pieces(text, 300, 200))) >= len(text)
+)  # fmt: skip
+def test_a_megabyte_of_any_text_is_split(bit: str) -> None:
+    text = (bit * (250_000 // len(bit) + 1))[:250_000]
+    assert "".join(pieces(text, 300)) == text
+    assert sum(map(len, pieces(text, 300, 200))) >= len(text)

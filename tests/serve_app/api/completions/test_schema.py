@@ -5,14 +5,14 @@ from pydantic import ValidationError
 
 from serve_app.api.completions.schema import CompletionRequest
 from serve_app.api.openai.prompt_schema import MAX_NUM_TOKEN_IDS
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import Client
 
 PATH = "/v1/completions"
 HI: dict[str, Any] = {"model": "m", "prompt": "hi"}
 
 
-OUT_OF_BOUNDS: list[tuple[str, Any, str]] = [
+@for_each(
     ("prompt", None, "prompt"),
     ("prompt", "", "prompt"),
     ("prompt", [], "prompt"),
@@ -40,15 +40,13 @@ OUT_OF_BOUNDS: list[tuple[str, Any, str]] = [
     ("prompt_logprobs", 21, "prompt_logprobs"),
     ("prompt_logprobs", True, "prompt_logprobs"),
     ("stream_options", {"include_usage": True}, "stream_options"),
-]
-
-
-async def test_a_value_out_of_bounds_is_refused_by_name(client: Client) -> None:
-    for case in every(OUT_OF_BOUNDS):
-        with case as (field, value, param):
-            error = await client.refused(PATH, {**HI, field: value})
-            assert error["param"] == param
-            assert not client.backend.requests
+)
+async def test_a_value_out_of_bounds_is_refused_by_name(
+    field: str, value: Any, param: str, client: Client
+) -> None:
+    error = await client.refused(PATH, {**HI, field: value})
+    assert error["param"] == param
+    assert not client.backend.requests
 
 
 @pytest.mark.parametrize("options", [{}, {"include_usage": False}, {"include_usage": None}])

@@ -12,7 +12,7 @@ from deployments.contract.errors import OverloadedError, PoolingFailedError
 from serve_app.api.embeddings.routes import MAX_NUMBERS, MAX_NUMBERS_AT_ONCE, json_slices
 from serve_app.api.embeddings.schema import Embedding, Embeddings
 from serve_app.api.openai.text_schema import TextUsage
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import AppClient, Client, access_lines, client_of, make_app
 from tests.serve_app.fake_pooler import MAX_MODEL_LEN, WIDTH, FakeClassifier, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend
@@ -218,7 +218,7 @@ async def test_a_text_that_is_too_long_is_refused_or_truncated(
     assert (all_.truncate, all_.max_num_tokens) == (True, None)
 
 
-WRONG: list[tuple[dict[str, Any], str, str]] = [
+@for_each(
     ({"input": []}, "input", "must not be empty"),
     ({"input": ""}, "input", "must not be empty"),
     ({"input": ["a", ""]}, "input[1]", "must not be empty"),
@@ -234,16 +234,14 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"modle": "e"}, "modle", "Did you mean 'model'"),
     ({"model": "m"}, "model", "can't embed texts. Models that can: e."),
     ({"model": "c"}, "model", "can't embed texts. Models that can: e."),
-]
-
-
-async def test_a_wrong_request_is_told_why(client: Client) -> None:
-    for case in every(WRONG):
-        with case as (fields, param, words):
-            error = await refused(client, **fields)
-            assert error["param"] == param
-            assert words in error["message"]
-            assert error["type"] == "invalid_request_error"
+)
+async def test_a_wrong_request_is_told_why(
+    fields: dict[str, Any], param: str, words: str, client: Client
+) -> None:
+    error = await refused(client, **fields)
+    assert error["param"] == param
+    assert words in error["message"]
+    assert error["type"] == "invalid_request_error"
 
 
 async def test_other_routes_refuse_an_embedding_model(client: Client) -> None:

@@ -22,7 +22,7 @@ from deployments.contract.sampling_params import GRAMMAR_PARAM, ReasoningTokens
 from serve_app.api.messages.schema import MessagesEvent, PromptFields
 from serve_app.http.warning_header import WARNING_HEADER
 from tests.images import data_uri, png
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import ALICE, AppClient, Client, client_of, make_app, ring
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import CALL, HELLO, FakeBackend, text_of
@@ -495,7 +495,7 @@ async def test_tokens_are_counted_without_an_answer(caller: Client) -> None:
     assert caller.backend.requests == []
 
 
-REFUSALS: list[tuple[dict[str, Any], str]] = [
+@for_each(
     ({"max_tokens": None}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"messages": []}, "messages"),
@@ -519,26 +519,22 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
     ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
     ({"container": "c"}, "container"),
-]
-
-
-async def test_what_is_not_honoured_is_refused_by_name_in_anthropic_s_shape(client: Client) -> None:
-    for case in every(REFUSALS):
-        with case as (fields, named):
-            answer = await client.post(
-                MESSAGES, json={**HI, **fields}, headers={"x-request-id": "mine"}
-            )
-            assert answer.status_code == 400
-            told = answer.json()
-            assert told == {
-                "type": "error",
-                "error": {"type": "invalid_request_error", "message": told["error"]["message"]},
-                "request_id": "mine",
-            }
-            assert named in told["error"]["message"]
-            assert answer.headers["request-id"] == "mine"
-            assert answer.headers["x-should-retry"] == "false"
-            assert client.backend.requests == []
+)
+async def test_what_is_not_honoured_is_refused_by_name_in_anthropic_s_shape(
+    fields: dict[str, Any], named: str, client: Client
+) -> None:
+    answer = await client.post(MESSAGES, json={**HI, **fields}, headers={"x-request-id": "mine"})
+    assert answer.status_code == 400
+    told = answer.json()
+    assert told == {
+        "type": "error",
+        "error": {"type": "invalid_request_error", "message": told["error"]["message"]},
+        "request_id": "mine",
+    }
+    assert named in told["error"]["message"]
+    assert answer.headers["request-id"] == "mine"
+    assert answer.headers["x-should-retry"] == "false"
+    assert client.backend.requests == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from serve_app.api.openai.prompt_schema import MAX_NUM_PARTS
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from tests.images import data_uri
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import client_of, make_app
 from tests.serve_app.fakes import FakeBackend
 
@@ -118,7 +118,7 @@ DELTAS: dict[str, Any] = {
 }
 
 
-KEPT: list[tuple[dict[str, Any], ChatMessage]] = [
+@for_each(
     (OPENAI, ANSWERED),
     (LITELLM, ANSWERED),
     (LITELLM_CALL, CALLED),
@@ -126,13 +126,11 @@ KEPT: list[tuple[dict[str, Any], ChatMessage]] = [
     (PARSED_CALL, CALLED),
     (OPENROUTER, ANSWERED),
     (DELTAS, ChatMessage("assistant", (TextPart(""),), CALLED.tool_calls)),
-]
-
-
-async def test_an_answer_comes_back_as_the_client_keeps_it() -> None:
-    for case in every(KEPT):
-        with case as (answer, message):
-            assert (await asked([USER, answer, USER]))[1] == message
+)
+async def test_an_answer_comes_back_as_the_client_keeps_it(
+    answer: dict[str, Any], message: ChatMessage
+) -> None:
+    assert (await asked([USER, answer, USER]))[1] == message
 
 
 VLLM_REASONED = {"role": "assistant", "content": "Noon.", "reasoning_content": "Sun is high."}
@@ -186,34 +184,33 @@ NOTHING: list[Any] = [None, "", [], {}, {"refusal": None, "more": [{}]}]
 TEXT = {"type": "text", "text": "hi"}
 
 
-async def test_an_echoed_field_of_a_message_may_carry_nothing_else_it_is_refused_by_name() -> None:
-    for case in every(sorted({*IN_MESSAGES, "provider_specific_fields"})):
-        with case as name:
-            for nothing in NOTHING if name in IN_MESSAGES else [None, {}, {"a": [""]}]:
-                assert await asked([{**OPENAI, name: nothing}]) == (ANSWERED,)
-            error = await refused({**OPENAI, name: SOMETHING})
-            place = f"messages[0].{name}" + (".text" if name not in IN_MESSAGES else "")
-            assert (error["param"], error["code"]) == (place, "unsupported_parameter")
-            assert error["message"].startswith(f"{place} is not supported here")
+@for_each(*sorted({*IN_MESSAGES, "provider_specific_fields"}))
+async def test_an_echoed_field_of_a_message_may_carry_nothing_else_it_is_refused_by_name(
+    name: str,
+) -> None:
+    for nothing in NOTHING if name in IN_MESSAGES else [None, {}, {"a": [""]}]:
+        assert await asked([{**OPENAI, name: nothing}]) == (ANSWERED,)
+    error = await refused({**OPENAI, name: SOMETHING})
+    place = f"messages[0].{name}" + (".text" if name not in IN_MESSAGES else "")
+    assert (error["param"], error["code"]) == (place, "unsupported_parameter")
+    assert error["message"].startswith(f"{place} is not supported here")
 
 
-async def test_an_echoed_field_of_a_part_may_carry_nothing() -> None:
-    for case in every(sorted(IN_PARTS)):
-        with case as name:
-            for nothing in NOTHING:
-                messages = [{"role": "user", "content": [{**TEXT, name: nothing}]}]
-                assert await asked(messages) == (ChatMessage("user", (TextPart("hi"),)),)
-            error = await refused({"role": "user", "content": [{**TEXT, name: SOMETHING}]})
-            assert error["param"] == f"messages[0].content[0].{name}"
+@for_each(*sorted(IN_PARTS))
+async def test_an_echoed_field_of_a_part_may_carry_nothing(name: str) -> None:
+    for nothing in NOTHING:
+        messages = [{"role": "user", "content": [{**TEXT, name: nothing}]}]
+        assert await asked(messages) == (ChatMessage("user", (TextPart("hi"),)),)
+    error = await refused({"role": "user", "content": [{**TEXT, name: SOMETHING}]})
+    assert error["param"] == f"messages[0].content[0].{name}"
 
 
-async def test_an_echoed_field_of_a_call_may_carry_nothing() -> None:
-    for case in every(sorted(IN_CALLS)):
-        with case as name:
-            for nothing in NOTHING:
-                assert await asked([{"role": "assistant", "tool_calls": [{**CALL, name: nothing}]}])
-            error = await refused({"role": "assistant", "tool_calls": [{**CALL, name: SOMETHING}]})
-            assert error["param"] == f"messages[0].tool_calls[0].{name}"
+@for_each(*sorted(IN_CALLS))
+async def test_an_echoed_field_of_a_call_may_carry_nothing(name: str) -> None:
+    for nothing in NOTHING:
+        assert await asked([{"role": "assistant", "tool_calls": [{**CALL, name: nothing}]}])
+    error = await refused({"role": "assistant", "tool_calls": [{**CALL, name: SOMETHING}]})
+    assert error["param"] == f"messages[0].tool_calls[0].{name}"
 
 
 async def test_marks_of_prefixes_to_cache_are_hints() -> None:

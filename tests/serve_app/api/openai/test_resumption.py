@@ -23,7 +23,7 @@ from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from serve_app.metrics import DELIVERED_TOKENS, IngressMetrics
 from serve_app.streaming.event_id import LAST_EVENT_ID
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import Client, access_lines, client_of, make_app
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock, Step
@@ -433,44 +433,38 @@ async def test_the_order_of_keys_and_white_space_do_not_make_another_request(
     assert told(await client.post(CHAT, content=body, headers=headers)).num_done == 1
 
 
-OTHER_IDS: list[tuple[str, str]] = [
+@for_each(
     ("abc", "none that this server sends"),
     ("a" * 25, "none that this server sends"),
     ("x" * 24 + ".end", "version 199"),
     (urlsafe_b64encode(b"\2" + b"\0" * 17).decode(), "version 2"),
     (urlsafe_b64encode(b"\1" + b"\xff" * 17).decode(), "none that this server sends"),
     (urlsafe_b64encode(b"\1" + b"\0" * 17).decode() + ".end", "none that this server sends"),
-]
+)
+async def test_an_id_that_is_not_ours_is_refused(last: str, why: str, client: Client) -> None:
+    answer = await resume(client, ASK, last)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, LAST_EVENT_ID)
+    assert why in error["message"]
+    assert "leave the header out" in error["message"]
+    assert not client.backend.requests
 
 
-async def test_an_id_that_is_not_ours_is_refused(client: Client) -> None:
-    for case in every(OTHER_IDS):
-        with case as (last, why):
-            answer = await resume(client, ASK, last)
-            error = answer.json()["error"]
-            assert (answer.status_code, error["param"]) == (400, LAST_EVENT_ID)
-            assert why in error["message"]
-            assert "leave the header out" in error["message"]
-            assert not client.backend.requests
-
-
-NOT_RESUMED: list[tuple[str, dict[str, Any]]] = [
+@for_each(
     (CHAT, {**ASK, "stream": False}),
     ("/v1/messages", {**ASK, "max_tokens": 5}),
     ("/v1/responses", {"model": "m", "input": "?", "stream": True}),
     ("/text-generation", {"model": "m", "prompt": "?"}),
-]
-
-
-async def test_what_can_not_be_resumed_is_refused_by_name(client: Client) -> None:
-    for case in every(NOT_RESUMED):
-        with case as (path, body):
-            (last, *_) = await ids_of(client, CHAT, ASK)
-            client.backend.requests.clear()
-            answer = await resume(client, body, last, path)
-            assert answer.status_code == 400
-            assert LAST_EVENT_ID in answer.json()["error"]["message"]
-            assert not client.backend.requests
+)
+async def test_what_can_not_be_resumed_is_refused_by_name(
+    path: str, body: dict[str, Any], client: Client
+) -> None:
+    (last, *_) = await ids_of(client, CHAT, ASK)
+    client.backend.requests.clear()
+    answer = await resume(client, body, last, path)
+    assert answer.status_code == 400
+    assert LAST_EVENT_ID in answer.json()["error"]["message"]
+    assert not client.backend.requests
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from deployments.contract.formats.reasoning_format import DEEPSEEK_R1, QWEN3, PromptReasoning
 from serve_app.api.reasoning.parser import ReasoningParser, SplitText
-from tests.offenders import every
+from tests.offenders import for_each
 
 OPEN, BEGUN, ENDED = PromptReasoning.OPEN, PromptReasoning.BEGUN, PromptReasoning.ENDED
 PROMPTS = pytest.mark.parametrize("prompt", list(PromptReasoning))
@@ -27,7 +27,7 @@ def split(pieces: list[str], prompt: PromptReasoning) -> SplitText:
     return told + parser.finish()
 
 
-SPLIT: list[tuple[PromptReasoning, str, str, str]] = [
+@for_each(
     (OPEN, "<think>\nHm.\n\nSo.\n</think>\n\nYes.\n", "Hm.\n\nSo.", "Yes.\n"),
     (OPEN, "<think>\n\n</think>\n\nYes.", "", "Yes."),
     (OPEN, "Yes.", "", "Yes."),
@@ -42,14 +42,12 @@ SPLIT: list[tuple[PromptReasoning, str, str, str]] = [
     (BEGUN, "<thi", "<thi", ""),
     (BEGUN, "a < b </thin", "a < b </thin", ""),
     (ENDED, "<think>Yes.</think>", "", "<think>Yes.</think>"),
-]
-
-
-def test_the_reasoning_at_the_beginning_is_split_off() -> None:
-    for case in every(SPLIT):
-        with case as (prompt, text, reasoning, content):
-            assert split([text], prompt) == SplitText(reasoning, content)
-            assert split(list(text), prompt) == SplitText(reasoning, content)
+)
+def test_the_reasoning_at_the_beginning_is_split_off(
+    prompt: PromptReasoning, text: str, reasoning: str, content: str
+) -> None:
+    assert split([text], prompt) == SplitText(reasoning, content)
+    assert split(list(text), prompt) == SplitText(reasoning, content)
 
 
 @PROMPTS
@@ -84,17 +82,15 @@ def test_reasoning_is_told_as_it_arrives() -> None:
     ]
 
 
-ENDS_OF_PROMPTS: list[tuple[str, PromptReasoning]] = [
+@for_each(
     ("user\nHi<|end|>\n<|assistant|>\n", OPEN),
     ("user\nI wrote <think><|end|>\n<|assistant|>\n", OPEN),
     ("<|assistant|>\n<think>\n", BEGUN),
     ("<|assistant|><think>", BEGUN),
     ("<|assistant|>\n<think>\n\n</think>\n\n", ENDED),
-]
-
-
-def test_the_end_of_the_prompt_says_where_the_answer_begins() -> None:
-    for case in every(ENDS_OF_PROMPTS):
-        with case as (end, told):
-            assert QWEN3.at_end_of(end) is told
-            assert DEEPSEEK_R1.at_end_of(end) is (BEGUN if told is OPEN else told)
+)
+def test_the_end_of_the_prompt_says_where_the_answer_begins(
+    end: str, told: PromptReasoning
+) -> None:
+    assert QWEN3.at_end_of(end) is told
+    assert DEEPSEEK_R1.at_end_of(end) is (BEGUN if told is OPEN else told)

@@ -9,7 +9,7 @@ import pytest
 from deployments.contract.grammar.probe import MAX_NUM_PROBES, Finding
 from serve_app.api.structured import json_schema_grammar
 from serve_app.api.structured.answer_grammar import MAX_NUM_SCHEMAS
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import Client, client_of, make_app
 from tests.serve_app.fakes import FakeBackend
 
@@ -74,15 +74,18 @@ LENGTHS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-async def test_a_length_is_lowered_by_the_replica_unless_the_configuration_refuses_it() -> None:
-    for case in every(
+@for_each(
+    *(
         (path, fields, param, clamps)
         for path, fields, param in LENGTHS
         for clamps in (None, True, False)
-    ):
-        with case as (path, fields, param, clamps):
-            backend = FakeBackend()
-            limits = {} if clamps is None else {"clamp_max_tokens": clamps}
-            async with client_of(make_app(backend, limits=limits)) as client:
-                assert (await client.post(path, json=fields)).status_code == 200
-            assert backend.requests[0].length_param == (param if clamps is False else None)
+    )
+)
+async def test_a_length_is_lowered_by_the_replica_unless_the_configuration_refuses_it(
+    path: str, fields: dict[str, Any], param: str, clamps: bool | None
+) -> None:
+    backend = FakeBackend()
+    limits = {} if clamps is None else {"clamp_max_tokens": clamps}
+    async with client_of(make_app(backend, limits=limits)) as client:
+        assert (await client.post(path, json=fields)).status_code == 200
+    assert backend.requests[0].length_param == (param if clamps is False else None)

@@ -16,7 +16,7 @@ import pytest
 from serve_app.api.requests.stream_opener import unheld_warnings
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.api.structured.accepting import takes
 from tests.serve_app.apps import Client, client_of
 from tests.serve_app.fakes import FakeBackend
@@ -105,28 +105,30 @@ def wanted(schema: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-async def test_what_pydantic_writes_for_most_types_is_held_strictly(client: Client) -> None:
-    for case in every(HELD):
-        with case as name:
-            schema = schema_of(HELD[name])
-            if name == "union":
-                schema["$defs"]["Dog"]["properties"].pop("tricks")
-            answer = await client.ask(CHAT, wanted(schema, strict=True))
-            assert WARNING not in answer.headers
+@for_each(*HELD)
+async def test_what_pydantic_writes_for_most_types_is_held_strictly(
+    name: str, client: Client
+) -> None:
+    schema = schema_of(HELD[name])
+    if name == "union":
+        schema["$defs"]["Dog"]["properties"].pop("tricks")
+    answer = await client.ask(CHAT, wanted(schema, strict=True))
+    assert WARNING not in answer.headers
 
 
 @pytest.mark.slow
-async def test_what_can_not_be_held_is_named_and_refused_only_if_strict(client: Client) -> None:
-    for case in every(UNHELD):
-        with case as name:
-            kind, word = UNHELD[name]
-            answer = await client.ask(CHAT, wanted(schema_of(kind)))
-            assert answer.headers[WARNING] == f"Not enforced in JSON schemas: {word}"
-            refused = await client.ask(CHAT, wanted(schema_of(kind), strict=True), 400)
-            message = refused.json()["error"]["message"]
-            assert word.removeprefix("format ") in message
-            assert "Without strict: true" in message
-            assert WARNING not in refused.headers
+@for_each(*UNHELD)
+async def test_what_can_not_be_held_is_named_and_refused_only_if_strict(
+    name: str, client: Client
+) -> None:
+    kind, word = UNHELD[name]
+    answer = await client.ask(CHAT, wanted(schema_of(kind)))
+    assert answer.headers[WARNING] == f"Not enforced in JSON schemas: {word}"
+    refused = await client.ask(CHAT, wanted(schema_of(kind), strict=True), 400)
+    message = refused.json()["error"]["message"]
+    assert word.removeprefix("format ") in message
+    assert "Without strict: true" in message
+    assert WARNING not in refused.headers
 
 
 async def test_look_around_is_left_out_of_a_pattern_unless_strict(client: Client) -> None:

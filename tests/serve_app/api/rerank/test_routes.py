@@ -7,7 +7,7 @@ from fastapi import FastAPI
 
 from deployments.contract.errors import InvalidRequestError
 from deployments.contract.pooling import TextPair
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import AppClient, Client, access_lines, client_of, make_app
 from tests.serve_app.fake_pooler import (
     MAX_MODEL_LEN,
@@ -156,21 +156,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_a_wrong_request_is_told_why_in_the_path_s_shape(client: Client) -> None:
-    for case in every((path, fields, words) for path in PATHS for fields, words in WRONG):
-        with case as (path, fields, words):
-            await client.post(
-                "/rerank", json={"query": "a", "documents": ["a"]}
-            )  # the models are known
-            body = {"model": "x", "query": QUERY, "documents": DOCUMENTS, **fields}
-            answer = await client.ask(path, body, 400)
-            told = answer.json()
-            if path == "/v2/rerank":
-                assert set(told) == {"id", "message"}
-                assert told["id"] == answer.headers["x-request-id"]
-                assert words in told["message"]
-            else:
-                assert words in told["error"]["message"]
+@for_each(*((path, fields, words) for path in PATHS for fields, words in WRONG))
+async def test_a_wrong_request_is_told_why_in_the_path_s_shape(
+    path: str, fields: dict[str, Any], words: str, client: Client
+) -> None:
+    await client.post("/rerank", json={"query": "a", "documents": ["a"]})  # the models are known
+    body = {"model": "x", "query": QUERY, "documents": DOCUMENTS, **fields}
+    answer = await client.ask(path, body, 400)
+    told = answer.json()
+    if path == "/v2/rerank":
+        assert set(told) == {"id", "message"}
+        assert told["id"] == answer.headers["x-request-id"]
+        assert words in told["message"]
+    else:
+        assert words in told["error"]["message"]
 
 
 @pytest.mark.parametrize(

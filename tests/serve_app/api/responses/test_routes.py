@@ -19,7 +19,7 @@ from deployments.contract.sampling_params import GRAMMAR_PARAM
 from serve_app.api.responses.schema import ResponsesEvent
 from serve_app.http.warning_header import WARNING_HEADER
 from tests.images import data_uri
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import AppClient, Client
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import CALL, HELLO, FakeBackend, text_of
@@ -335,7 +335,7 @@ async def test_a_format_constrains_the_text(client: Client, form: dict[str, Any]
     assert client.backend.requests[0].sampling.grammar is not None
 
 
-NOT_HONOURED: list[tuple[dict[str, Any], str]] = [
+@for_each(
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"background": True}, "background"),
@@ -369,16 +369,14 @@ NOT_HONOURED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL, TOOL]}, "tools[1].name"),
     ({"text": {"format": {"type": "json_schema", "name": "s", "strict": True,
                           "schema": {"type": "nothing"}}}}, "text.format"),
-]  # fmt: skip
-
-
-async def test_what_is_not_honoured_is_refused_by_name(caller: Client) -> None:
-    for case in every(NOT_HONOURED):
-        with case as (fields, param):
-            error = await caller.refused(RESPONSES, {**HI, **fields})
-            assert error["param"].startswith(param)
-            assert error["param"] in error["message"]
-            assert caller.backend.requests == []
+)  # fmt: skip
+async def test_what_is_not_honoured_is_refused_by_name(
+    fields: dict[str, Any], param: str, caller: Client
+) -> None:
+    error = await caller.refused(RESPONSES, {**HI, **fields})
+    assert error["param"].startswith(param)
+    assert error["param"] in error["message"]
+    assert caller.backend.requests == []
 
 
 async def test_an_effort_is_named_in_the_warning_header_where_the_template_has_no_setting(
@@ -408,19 +406,15 @@ async def test_every_event_is_what_the_document_says(caller: Client) -> None:
     assert not validator.is_valid({"type": "response.begun", "sequence_number": 0})
 
 
-METADATA: list[dict[str, object]] = [
+@for_each(
     {str(i): "" for i in range(17)},
     {"a" * 65: ""},
     {"a": "b" * 513},
     {"a": {"b": "c"}},
-]
-
-
-async def test_metadata_has_openai_s_bounds(client: Client) -> None:
-    for case in every(METADATA):
-        with case as metadata:
-            error = await client.refused(RESPONSES, {**HI, "metadata": metadata})
-            assert error["param"].startswith("metadata")
+)
+async def test_metadata_has_openai_s_bounds(metadata: dict[str, object], client: Client) -> None:
+    error = await client.refused(RESPONSES, {**HI, "metadata": metadata})
+    assert error["param"].startswith("metadata")
 
 
 async def test_a_replica_s_refusal_of_a_grammar_names_the_client_s_field(client: Client) -> None:

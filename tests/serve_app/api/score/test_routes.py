@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deployments.contract.pooling import TextPair
 from serve_app.api.requests import comparer
 from serve_app.api.requests.comparer import cosines
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import AppClient, Client, make_app
 from tests.serve_app.fake_pooler import MAX_MODEL_LEN, WIDTH, FakeCrossEncoder, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend
@@ -85,7 +85,7 @@ async def test_an_embedding_model_scores_by_the_cosine_with_its_default_prompt(
     assert [each["score"] for each in answer["data"]] == pytest.approx([1, 0.5])
 
 
-WRONG: list[tuple[dict[str, Any], str, str]] = [
+@for_each(
     ({"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1", "as many as in text_2"),
     ({"text_2": []}, "text_2", "must not be empty"),
     ({"text_2": None}, "text_2", "must be a string or a list of strings"),
@@ -93,16 +93,14 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"text_2": ["a", TOO_LONG]}, "text_2[1]", 'Send "truncate": true'),
     ({"text_2": TOO_LONG}, "text_2", 'Send "truncate": true'),
     ({"model": "e", "text_1": TOO_LONG}, "text_1", 'Send "truncate": true'),
-]
-
-
-async def test_a_wrong_request_is_told_why(client: Client) -> None:
-    for case in every(WRONG):
-        with case as (fields, param, words):
-            body = {"model": "x", "text_1": "a", "text_2": "b", **fields}
-            error = (await client.ask("/score", body, 400)).json()["error"]
-            assert error["param"] == param
-            assert words in error["message"]
+)
+async def test_a_wrong_request_is_told_why(
+    fields: dict[str, Any], param: str, words: str, client: Client
+) -> None:
+    body = {"model": "x", "text_1": "a", "text_2": "b", **fields}
+    error = (await client.ask("/score", body, 400)).json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
 
 
 async def test_many_vectors_are_compared_off_the_event_loop(

@@ -8,7 +8,7 @@ from deployments.contract.errors import InvalidRequestError
 from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.client_grammar import choice_grammar, regex_grammar, rules_grammar
 from serve_app.config import LimitsConfig
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.api.structured.accepting import takes
 
 SETTINGS = GrammarSettings(LimitsConfig())
@@ -23,7 +23,7 @@ def refusal(make: Any, source: Any, settings: GrammarSettings = SETTINGS) -> str
     return refused.value.message
 
 
-WHOLE: list[tuple[str, list[str], list[str]]] = [
+@for_each(
     ("[a-c]{2}", ["ab"], ["a", "abc", "xab"]),
     ("^a|b$", ["a", "b"], ["ab"]),
     ("a/b\\/c", ["a/b/c"], []),
@@ -31,18 +31,16 @@ WHOLE: list[tuple[str, list[str], list[str]]] = [
     ('say "x"\n# no comment', ['say "x"\n# no comment'], []),
     ("(?s).", ["\n"], [""]),
     ("", [""], ["a"]),
-]
+)
+def test_a_regular_expression_matches_the_whole_text(
+    pattern: str, whole: list[str], others: list[str]
+) -> None:
+    grammar = regex_grammar(pattern, SETTINGS, "regex").text
+    assert all(takes(grammar, text) for text in whole)
+    assert not any(takes(grammar, text) for text in others)
 
 
-def test_a_regular_expression_matches_the_whole_text() -> None:
-    for case in every(WHOLE):
-        with case as (pattern, whole, others):
-            grammar = regex_grammar(pattern, SETTINGS, "regex").text
-            assert all(takes(grammar, text) for text in whole)
-            assert not any(takes(grammar, text) for text in others)
-
-
-REFUSED_PATTERNS: list[tuple[str, str]] = [
+@for_each(
     ("a(b", "unclosed group, at character 2: a(b"),
     ("(?=a)b", "look-around, including look-ahead and look-behind, is not supported"),
     ("(a)\\1", "backreferences are not supported, at character 4"),
@@ -51,13 +49,9 @@ REFUSED_PATTERNS: list[tuple[str, str]] = [
     ("a\\", "backslash that escapes nothing"),
     ("[^\\x00-\\x{10FFFF}]", "nothing may follow"),
     ("x" * 70_000, "limits.max_schema_bytes"),
-]
-
-
-def test_a_regular_expression_that_is_refused_is_explained() -> None:
-    for case in every(REFUSED_PATTERNS):
-        with case as (pattern, word):
-            assert word in refusal(regex_grammar, pattern)
+)
+def test_a_regular_expression_that_is_refused_is_explained(pattern: str, word: str) -> None:
+    assert word in refusal(regex_grammar, pattern)
 
 
 def test_an_error_says_how_regular_expressions_are_read() -> None:
@@ -108,7 +102,7 @@ def test_rules_that_write_rules_are_taken_for_lark() -> None:
     assert takes(rules_grammar(rules, SETTINGS, "grammar").text, "a::=b")
 
 
-REFUSED_RULES: list[tuple[str, str]] = [
+@for_each(
     ("start: missing", 'line 1, column 8: unknown name: "missing"'),
     ('start: a\na: "x', "line 2, column"),
     ("start: /a(/", "unclosed group, at character 2: a("),
@@ -124,17 +118,11 @@ REFUSED_RULES: list[tuple[str, str]] = [
     ("start: start", "nothing may follow"),
     ('start: %json {"type": "nope"}', "nope"),
     ("start: " + "(" * 30_000, "deeply nested"),
-]
-
-
-def test_rules_that_are_refused_are_explained() -> None:
-    for case in every(REFUSED_RULES):
-        with case as (rules, word):
-            message = refusal(rules_grammar, rules)
-            assert word in message
-            assert "available" not in message, (
-                "the vocabulary of the test compilation is not the model's"
-            )
+)
+def test_rules_that_are_refused_are_explained(rules: str, word: str) -> None:
+    message = refusal(rules_grammar, rules)
+    assert word in message
+    assert "available" not in message, "the vocabulary of the test compilation is not the model's"
 
 
 def test_a_client_s_rules_can_not_change_the_options() -> None:
@@ -144,16 +132,12 @@ def test_a_client_s_rules_can_not_change_the_options() -> None:
     assert not takes(grammar, "b" * 40 + "a" * 2_000)
 
 
-EXPENSIVE: list[tuple[Any, str, str]] = [
+@for_each(
     (regex_grammar, "(([ab]{0,1000}){0,1000}){0,1000}", "too many expressions"),
     (regex_grammar, "(" * 20_000 + "a" + ")" * 20_000, "nest"),
     (rules_grammar, 'start: a{1,200}\na: a a a | "x" | ', "max is 1000"),
     (rules_grammar, "start: " + " ".join(f'("k{i}")?' for i in range(3_000)), "max is 1000"),
     (rules_grammar, "start: A\nA: /(?s:.*)a.{400}/ & /(?s:.*)b.{400}/", "fuel exhausted"),
-]
-
-
-def test_an_expensive_grammar_is_refused() -> None:
-    for case in every(EXPENSIVE):
-        with case as (make, source, word):
-            assert word in refusal(make, source)
+)
+def test_an_expensive_grammar_is_refused(make: Any, source: str, word: str) -> None:
+    assert word in refusal(make, source)

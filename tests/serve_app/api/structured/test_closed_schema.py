@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serve_app.api.structured.closed_schema import closed
-from tests.offenders import every
+from tests.offenders import for_each
 
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 B: dict[str, Any] = {"type": "object", "properties": {"b": {}}, "required": ["b"]}
@@ -25,7 +25,7 @@ def test_an_object_that_lists_properties_has_no_others() -> None:
     assert "additionalProperties" not in A
 
 
-CLOSED: list[Any] = [
+@for_each(
     lambda inner: {"type": "array", "items": inner},
     lambda inner: {"anyOf": [inner, {"type": "null"}], "default": None},
     lambda inner: {"allOf": [inner], "title": "One"},
@@ -33,15 +33,11 @@ CLOSED: list[Any] = [
     lambda inner: {"properties": {"p": inner}},
     lambda inner: {"additionalProperties": inner},
     lambda inner: {"$defs": {"a/b": inner}, "items": {"$ref": "#/$defs/a~1b"}},
-]
-
-
-def test_an_object_is_closed_wherever_it_alone_decides() -> None:
-    for case in every(CLOSED):
-        with case as around:
-            assert str(closed(around(A))).count("'additionalProperties': False") >= 1
-            made = closed(around(A))
-            assert A not in [made, *_values(made)]
+)
+def test_an_object_is_closed_wherever_it_alone_decides(around: Any) -> None:
+    assert str(closed(around(A))).count("'additionalProperties': False") >= 1
+    made = closed(around(A))
+    assert A not in [made, *_values(made)]
 
 
 def _values(value: Any) -> list[Any]:
@@ -55,7 +51,7 @@ def _values(value: Any) -> list[Any]:
     return [*inner, *(each for child in inner for each in _values(child))]
 
 
-OPEN: list[Any] = [
+@for_each(
     {**A, "additionalProperties": True},
     {**A, "additionalProperties": {"type": "string"}},
     {**A, "unevaluatedProperties": {"type": "string"}},
@@ -72,13 +68,9 @@ OPEN: list[Any] = [
     {"type": "array", "items": A, "contains": B},
     {"properties": {"x": A}, "patternProperties": {"^x": B}, "additionalProperties": False},
     {"$defs": {"a": {**A, "$anchor": "here"}}, "items": {"$ref": "#here"}},
-]
-
-
-def test_an_object_stays_open_if_it_or_another_schema_says_more() -> None:
-    for case in every(OPEN):
-        with case as schema:
-            assert closed(schema) == schema
+)
+def test_an_object_stays_open_if_it_or_another_schema_says_more(schema: Any) -> None:
+    assert closed(schema) == schema
 
 
 def test_a_definition_that_is_used_beside_others_stays_open_everywhere() -> None:

@@ -21,7 +21,7 @@ from serve_app.api.structured.ecma_pattern import (
     InvalidPatternError,
     translated,
 )
-from tests.offenders import every
+from tests.offenders import for_each
 
 VOCABULARY = LLTokenizer("byte")
 
@@ -37,7 +37,7 @@ def matches(pattern: str, text: str) -> bool:
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
 
-MATCHES: list[tuple[str, list[str], list[str]]] = [
+@for_each(
     (r"^[^[]{2}$", ["ab", "]]"], ["a[", "a"]),
     (r"^[a[\]]$", ["a", "[", "]"], ["b"]),
     (r"^[\b]$", ["\b"], ["b"]),
@@ -77,18 +77,16 @@ MATCHES: list[tuple[str, list[str], list[str]]] = [
     (r"(?s)^.(?-s:.)$", ["\na"], ["a\n"]),
     (r"^(?P<y>\d)\pL\x{41}$", ["1éA"], ["1A"]),
     (r"\Aa\Z", ["a"], ["aa"]),
-]  # fmt: skip
+)  # fmt: skip
+def test_a_pattern_matches_what_it_matches_in_javascript(
+    pattern: str, whole: list[str], others: list[str]
+) -> None:
+    assert not translated(pattern).left_out
+    assert [text for text in whole if not matches(pattern, text)] == []
+    assert [text for text in others if matches(pattern, text)] == []
 
 
-def test_a_pattern_matches_what_it_matches_in_javascript() -> None:
-    for case in every(MATCHES):
-        with case as (pattern, whole, others):
-            assert not translated(pattern).left_out
-            assert [text for text in whole if not matches(pattern, text)] == []
-            assert [text for text in others if matches(pattern, text)] == []
-
-
-LEFT_OUT: list[tuple[str, str, list[str], list[str]]] = [
+@for_each(
     (r"^(?=.*\d)(?!x)\w{3,}$", LOOK_AROUND, ["abc", "x1x"], ["a-c"]),
     (r"^a(?<=a)(?<!b)c$", LOOK_AROUND, ["ac"], ["bc"]),
     (r"^\bword\b$", WORD_BOUNDARIES, ["word"], ["words"]),
@@ -97,18 +95,16 @@ LEFT_OUT: list[tuple[str, str, list[str], list[str]]] = [
     (r"^(?<q>a)\k<q>(?P=q)$", BACK_REFERENCES, ["aaa"], ["baa"]),
     (r"^(?:^a)+b$", INNER_ANCHORS, ["ab", "aab"], ["b"]),
     (r"(?m)^a$", INNER_ANCHORS, ["b\na"], ["b"]),
-]
+)
+def test_what_a_grammar_can_not_follow_is_left_out_and_the_rest_holds(
+    pattern: str, name: str, whole: list[str], others: list[str]
+) -> None:
+    assert translated(pattern).left_out == {name}
+    assert [text for text in whole if not matches(pattern, text)] == []
+    assert [text for text in others if matches(pattern, text)] == []
 
 
-def test_what_a_grammar_can_not_follow_is_left_out_and_the_rest_holds() -> None:
-    for case in every(LEFT_OUT):
-        with case as (pattern, name, whole, others):
-            assert translated(pattern).left_out == {name}
-            assert [text for text in whole if not matches(pattern, text)] == []
-            assert [text for text in others if matches(pattern, text)] == []
-
-
-INVALID: list[tuple[str, str]] = [
+@for_each(
     ("[a--c]", "a range that is out of order, at character 5"),
     ("(", "a group is not closed"),
     ("a)b", "a group is closed that is not open, at character 2"),
@@ -127,13 +123,10 @@ INVALID: list[tuple[str, str]] = [
     ("(?x) a", "a group that ECMA-262 does not have"),
     ("(" * (MAX_NESTING + 1), "groups within groups"),
     ("(" * 60_000, "groups within groups"),
-]
-
-
-def test_an_invalid_pattern_is_explained() -> None:
-    for case in every(INVALID):
-        with case as (pattern, why), pytest.raises(InvalidPatternError, match=re.escape(why)):
-            translated(pattern)
+)
+def test_an_invalid_pattern_is_explained(pattern: str, why: str) -> None:
+    with pytest.raises(InvalidPatternError, match=re.escape(why)):
+        translated(pattern)
 
 
 # What means the same to Python's `re` as to ECMA-262.

@@ -1,5 +1,5 @@
 from serve_app.api.structured.fault_text import MAX_LENGTH, readable
-from tests.offenders import every
+from tests.offenders import for_each
 
 REGEX = """at 1(8): invalid regex "a(b" (in regex): regex parse error:
     a(b
@@ -31,7 +31,7 @@ error: unclosed character class
 """
 
 
-FAULTS: list[tuple[str, str]] = [
+@for_each(
     (REGEX, "regex parse error: unclosed group, at character 2: a(b"),
     (WORDS, "word boundaries, and ^ or $ inside, are not supported in regex /\\bx/"),
     (RULE, 'line 2, column 4: unknown name: "b"'),
@@ -40,13 +40,9 @@ FAULTS: list[tuple[str, str]] = [
     ("oneOf is not supported. Enable 'coerce_one_of' option", "oneOf is not supported"),
     ("lexer error: too many\n<non-verbose/>", "lexer error: too many"),
     ("", ""),
-]
-
-
-def test_a_fault_is_told_in_one_line() -> None:
-    for case in every(FAULTS):
-        with case as (fault, told):
-            assert readable(fault) == told
+)
+def test_a_fault_is_told_in_one_line(fault: str, told: str) -> None:
+    assert readable(fault) == told
 
 
 def test_a_long_expression_is_shown_around_its_fault() -> None:

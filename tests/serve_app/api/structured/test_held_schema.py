@@ -21,7 +21,7 @@ from serve_app.api.structured.structural_tag_grammar import structural_tag_gramm
 from serve_app.config import AppConfig, LimitsConfig
 from serve_app.http.warning_header import WARNING_HEADER
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import every
+from tests.offenders import every, for_each
 from tests.serve_app.api.structured.accepting import takes
 from tests.serve_app.apps import client_of
 from tests.serve_app.fakes import FakeBackend
@@ -54,7 +54,9 @@ def number(**bounds: Any) -> dict[str, Any]:
     return {"type": "number", **bounds}
 
 
-HELD: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
+@pytest.mark.usefixtures("num_compiled")
+@pytest.mark.parametrize("style", [LENIENT, STRICT], ids=["lenient", "strict"])
+@for_each(
     (integer(minimum=-(2**63), maximum=2**63 - 1), [-LARGEST, 2**63 - 1], [2**63, -(2**63) - 1]),
     (integer(exclusiveMinimum=-(2**63) - 1, exclusiveMaximum=2**63), [-5, 2**63 - 1], [2**63]),
     ({"allOf": [integer(), {"minimum": -(2**63), "maximum": 2**63 - 1}]}, [-5], [2**63]),
@@ -77,26 +79,23 @@ HELD: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     ({"type": "object", "patternProperties": {r"^\cA$": integer()}, "additionalProperties": False},
      [{"\x01": 1}], [{"\x01": "a"}, {"b": 1}]),
     ({"$schema": "http://json-schema.org/schema#", "type": "integer"}, [1], ["a"]),
-]  # fmt: skip
-
-
-@pytest.mark.usefixtures("num_compiled")
-@pytest.mark.parametrize("style", [LENIENT, STRICT], ids=["lenient", "strict"])
-def test_limits_of_any_size_are_held(style: Any) -> None:
-    for case in every(HELD):
-        with case as (schema, valid, invalid):
-            found = json_schema_grammar(schema, SETTINGS, style=style)
-            assert found.unheld == ()
-            assert [each for each in valid if not takes(found.text, _json(each))] == []
-            assert [each for each in invalid if takes(found.text, _json(each))] == []
+)  # fmt: skip
+def test_limits_of_any_size_are_held(
+    schema: dict[str, Any], valid: list[Any], invalid: list[Any], style: Any
+) -> None:
+    found = json_schema_grammar(schema, SETTINGS, style=style)
+    assert found.unheld == ()
+    assert [each for each in valid if not takes(found.text, _json(each))] == []
+    assert [each for each in invalid if takes(found.text, _json(each))] == []
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+@pytest.mark.usefixtures("num_compiled")
 # A schema, what is left out of it, and what it allows then.
-LENIENTLY: list[tuple[dict[str, Any], list[str], Any]] = [
+@for_each(
     (integer(minimum=0, maximum=2**64 - 1), [f"maximum {2**64 - 1}"], 2**64 - 1),
     (number(minimum=-FLOAT, maximum=FLOAT), [f"maximum {FLOAT}", f"minimum -{FLOAT}"], 1e30),
     (integer(minimum=10**18), [f"minimum {10**18}"], 10**18),
@@ -116,36 +115,31 @@ LENIENTLY: list[tuple[dict[str, Any], list[str], Any]] = [
      ["look-around in patterns"], {"b": "x"}),
     ({"type": "object", "patternProperties": {"^a": {}, "b$": {}}, "additionalProperties": False},
      ["patternProperties"], {"ab": 1}),
-]  # fmt: skip
+)  # fmt: skip
+def test_what_can_not_be_held_is_left_out_and_named(
+    schema: dict[str, Any], unheld: list[str], valid: Any
+) -> None:
+    found = json_schema_grammar(schema, SETTINGS, style=LENIENT)
+    assert list(found.unheld) == unheld
+    assert takes(found.text, _json(valid))
 
 
 @pytest.mark.usefixtures("num_compiled")
-def test_what_can_not_be_held_is_left_out_and_named() -> None:
-    for case in every(LENIENTLY):
-        with case as (schema, unheld, valid):
-            found = json_schema_grammar(schema, SETTINGS, style=LENIENT)
-            assert list(found.unheld) == unheld
-            assert takes(found.text, _json(valid))
-
-
-STRICTLY: list[tuple[dict[str, Any], str]] = [
+@for_each(
     (integer(minimum=10**18), "minimum 1000000000000000000 can't be enforced"),
     ({"enum": [9007199254740993]}, "enum [9007199254740993] can't be enforced"),
     ({"pattern": r"\bword"}, "word boundaries in patterns can't be enforced"),
     ({"pattern": "^[a--c]$"}, "'^[a--c]$' is not one: a range that is out of order"),
     ({"patternProperties": {"^(?!b)": {}}}, "look-around in patterns can't be enforced"),
     ({"type": "string", "minLength": "5"}, "minLength"),
-]
-
-
-@pytest.mark.usefixtures("num_compiled")
-def test_a_strict_schema_is_refused_for_what_it_can_not_do_without() -> None:
-    for case in every(STRICTLY):
-        with case as (schema, why):
-            with pytest.raises(InvalidRequestError) as refused:
-                json_schema_grammar(schema, SETTINGS, style=STRICT)
-            assert why in refused.value.message
-            assert "Without strict: true" in refused.value.message
+)
+def test_a_strict_schema_is_refused_for_what_it_can_not_do_without(
+    schema: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        json_schema_grammar(schema, SETTINGS, style=STRICT)
+    assert why in refused.value.message
+    assert "Without strict: true" in refused.value.message
 
 
 @pytest.mark.usefixtures("num_compiled")

@@ -27,7 +27,7 @@ from serve_app.api.structured.json_schema_grammar import (
 )
 from serve_app.config import LimitsConfig
 from tests.engine.collector import Collector
-from tests.offenders import every
+from tests.offenders import for_each
 
 FOLDER = Path(__file__).resolve().parents[4] / "models/pydoc-chat"
 NUM_TOGETHER = 6
@@ -66,14 +66,13 @@ def test_a_schema_becomes_a_grammar() -> None:
     assert '"type": "object"' in grammar_of({"type": "object"})
 
 
-def test_a_keyword_that_cannot_be_honoured_is_refused_by_name() -> None:
-    for case in every(UNSUPPORTED_KEYWORDS):
-        with case as keyword:
-            inner = {"type": ["object", "array"], keyword: UNSUPPORTED_KEYWORDS[keyword]}
-            assert keyword in refusal({"type": "object", "properties": {"a": inner}})
+@for_each(*UNSUPPORTED_KEYWORDS)
+def test_a_keyword_that_cannot_be_honoured_is_refused_by_name(keyword: str) -> None:
+    inner = {"type": ["object", "array"], keyword: UNSUPPORTED_KEYWORDS[keyword]}
+    assert keyword in refusal({"type": "object", "properties": {"a": inner}})
 
 
-REFUSED: list[tuple[Any, str]] = [
+@for_each(
     ({"type": "string", "format": "nope"}, "nope"),
     ({"type": "string", "pattern": "(?=a)b"}, "look-around in patterns"),
     ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf"),
@@ -84,13 +83,9 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "nope"}, "nope"),
     ({"x-guidance": {"lenient": True}, "not": {}}, "x-guidance"),
     ({"$ref": "#"}, IMPOSSIBLE),
-]
-
-
-def test_a_schema_that_cannot_be_honoured_is_refused() -> None:
-    for case in every(REFUSED):
-        with case as (schema, word):
-            assert word in refusal(schema)
+)
+def test_a_schema_that_cannot_be_honoured_is_refused(schema: Any, word: str) -> None:
+    assert word in refusal(schema)
 
 
 def nested(depth: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from serve_app.api.structured import answer_grammar
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import Client, client_of
 from tests.serve_app.fakes import FakeBackend
 
@@ -52,7 +52,7 @@ async def test_plain_text_has_no_grammar(client: Client, response_format: Any) -
     assert client.backend.requests[0].sampling.grammar is None
 
 
-INVALID: list[Any] = [
+@for_each(
     {},
     "json_object",
     {"type": "xml"},
@@ -64,16 +64,14 @@ INVALID: list[Any] = [
     named(True),
     named({"not": {}}, strict=True),
     named({"$ref": "#"}),
-]
-
-
-async def test_an_invalid_response_format_is_refused_by_the_field_s_name(client: Client) -> None:
-    for case in every(INVALID):
-        with case as response_format:
-            error = await client.refused(CHAT, {**HI, "response_format": response_format})
-            assert error["param"].startswith("response_format")
-            assert error["message"]
-            assert not client.backend.requests
+)
+async def test_an_invalid_response_format_is_refused_by_the_field_s_name(
+    response_format: Any, client: Client
+) -> None:
+    error = await client.refused(CHAT, {**HI, "response_format": response_format})
+    assert error["param"].startswith("response_format")
+    assert error["message"]
+    assert not client.backend.requests
 
 
 async def test_the_document_names_the_field_schema(client: Client) -> None:

@@ -12,7 +12,7 @@ from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.structural_tag import MAX_NUM_FORMATS, StructuralTag
 from serve_app.api.structured.structural_tag_grammar import structural_tag_grammar
 from serve_app.config import LimitsConfig
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.api.structured.accepting import takes
 
 SETTINGS = GrammarSettings(LimitsConfig())
@@ -68,15 +68,14 @@ CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
 
 
 @pytest.mark.slow
-def test_a_format_accepts_its_texts_and_no_others() -> None:
-    for case in every(range(len(CASES))):
-        with case as at:
-            format_, texts, others = CASES[at]
-            grammar = grammar_of(format=format_)
-            for text in texts:
-                assert takes(grammar, text), text
-            for text in others:
-                assert not takes(grammar, text), text
+@for_each(*range(len(CASES)))
+def test_a_format_accepts_its_texts_and_no_others(at: int) -> None:
+    format_, texts, others = CASES[at]
+    grammar = grammar_of(format=format_)
+    for text in texts:
+        assert takes(grammar, text), text
+    for text in others:
+        assert not takes(grammar, text), text
 
 
 def test_the_older_shape_is_text_with_triggered_tags() -> None:
@@ -86,7 +85,7 @@ def test_the_older_shape_is_text_with_triggered_tags() -> None:
     assert not takes(grammar, f"a{TWO}")
 
 
-UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
+@for_each(
     ({}, "exactly one"),
     ({"structures": [{"begin": "<f", "schema": SCHEMA, "end": ""}]}, "triggers"),
     (
@@ -98,30 +97,25 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"format": {"type": "any_text", "excludes": ["x"]}}, "excludes"),
     ({"format": {**CONTENT, "style": "qwen_xml"}}, "style"),
     ({"format": triggered(other=1)}, "other"),
-]
+)
+def test_a_shape_that_is_not_supported_is_refused_by_name(
+    fields: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(ValidationError, match=word):
+        StructuralTag.model_validate({"type": "structural_tag", **fields})
 
 
-def test_a_shape_that_is_not_supported_is_refused_by_name() -> None:
-    for case in every(UNSUPPORTED):
-        with case as (fields, word), pytest.raises(ValidationError, match=word):
-            StructuralTag.model_validate({"type": "structural_tag", **fields})
-
-
-EXPLAINED: list[tuple[dict[str, Any], str]] = [
+@for_each(
     ({"type": "sequence", "elements": [{"type": "any_text"}, CONTENT]}, "'any_text' stands"),
     ({"type": "sequence", "elements": [triggered(), CONTENT]}, "'triggered_tags' stands"),
     ({**THINK, "content": {"type": "regex", "pattern": "("}}, "unclosed group"),
     ({**THINK, "content": {"type": "grammar", "grammar": "start: x"}}, "unknown name"),
     ({**THINK, "begin": "x" * 70_000}, "max_schema_bytes"),
-]
-
-
-def test_a_tag_that_can_not_be_honoured_is_explained() -> None:
-    for case in every(EXPLAINED):
-        with case as (format_, word):
-            with pytest.raises(InvalidRequestError, match=word) as refused:
-                grammar_of(format=format_)
-            assert refused.value.param == "the.field"
+)
+def test_a_tag_that_can_not_be_honoured_is_explained(format_: dict[str, Any], word: str) -> None:
+    with pytest.raises(InvalidRequestError, match=word) as refused:
+        grammar_of(format=format_)
+    assert refused.value.param == "the.field"
 
 
 def tag_of(content: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from serve_app.api.structured.answer_grammar import GrammarSettings
 from serve_app.api.structured.structured_outputs import StructuredOutputs
 from serve_app.config import AppConfig, LimitsConfig
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.api.structured.accepting import takes
 from tests.serve_app.apps import AppClient, Client, client_of, make_app
 from tests.serve_app.fakes import FakeBackend
@@ -144,20 +144,19 @@ async def refusal(client: AppClient, **fields: Any) -> tuple[str, str]:
 
 
 @SURFACES
+@for_each(*DOCUMENTED)
 async def test_the_bodies_of_vllm_s_documentation_are_honoured(
-    client: Client, path: str, body: dict[str, Any]
+    name: str, client: Client, path: str, body: dict[str, Any]
 ) -> None:
-    for case in every(DOCUMENTED):
-        with case as name:
-            fields, text = DOCUMENTED[name]
-            await client.ask(path, {**body, **fields})
-            grammar = client.backend.requests[-1].sampling.grammar
-            assert grammar is not None
-            assert takes(grammar, text)
-            assert not takes(grammar, "<function=other>{}")
+    fields, text = DOCUMENTED[name]
+    await client.ask(path, {**body, **fields})
+    grammar = client.backend.requests[-1].sampling.grammar
+    assert grammar is not None
+    assert takes(grammar, text)
+    assert not takes(grammar, "<function=other>{}")
 
 
-NOT_HONOURED: list[tuple[dict[str, Any], str]] = [
+@for_each(
     ({"structured_outputs": {}}, "structured_outputs.json"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.json"),
     ({"structured_outputs": {"choices": ["a"]}}, "structured_outputs.choices"),
@@ -182,14 +181,12 @@ NOT_HONOURED: list[tuple[dict[str, Any], str]] = [
         {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
         "structured_outputs",
     ),
-]
-
-
-async def test_what_can_not_be_honoured_is_refused_by_name(client: Client) -> None:
-    for case in every(NOT_HONOURED):
-        with case as (fields, param):
-            assert (await refusal(client, **fields))[0] == param
-            assert not client.backend.requests
+)
+async def test_what_can_not_be_honoured_is_refused_by_name(
+    fields: dict[str, Any], param: str, client: Client
+) -> None:
+    assert (await refusal(client, **fields))[0] == param
+    assert not client.backend.requests
 
 
 async def test_a_wrong_name_is_corrected(client: Client) -> None:

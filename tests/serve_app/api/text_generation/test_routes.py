@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from deployments.contract.errors import GenerationFailedError
 from deployments.contract.messages import ChatMessage, TextPart
 from deployments.contract.output import FinishReason, TextDelta
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import Client
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import HELLO, FakeBackend
@@ -58,21 +58,19 @@ async def test_a_prompt_stays_a_string_and_messages_become_messages(client: Clie
     ]
 
 
-INVALID: list[tuple[dict[str, Any], str]] = [
+@for_each(
     ({}, "prompt"),
     ({"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
     ({"promt": "a"}, "promt"),
     ({"prompt": "a", "top_p": 7}, "top_p"),
     ({"prompt": "a", "model": "x"}, "model"),
-]
-
-
-async def test_an_invalid_request_is_refused_by_the_field_s_name(client: Client) -> None:
-    for case in every(INVALID):
-        with case as (body, param):
-            answer = await client.post(PATH, json=body)
-            assert answer.status_code in (400, 404)
-            assert answer.json()["error"]["param"] == param
+)
+async def test_an_invalid_request_is_refused_by_the_field_s_name(
+    body: dict[str, Any], param: str, client: Client
+) -> None:
+    answer = await client.post(PATH, json=body)
+    assert answer.status_code in (400, 404)
+    assert answer.json()["error"]["param"] == param
 
 
 async def test_null_counts_as_absent(client: Client) -> None:

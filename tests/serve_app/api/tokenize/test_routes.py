@@ -6,7 +6,7 @@ from deployments.contract.generation import TokenizeRequest
 from deployments.contract.messages import ChatMessage, TextPart, Tool
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import Client, client_of
 from tests.serve_app.fakes import FakeBackend
 
@@ -51,7 +51,7 @@ async def test_the_request_s_options_reach_the_replica(
     assert not client.backend.requests
 
 
-INVALID: list[tuple[str, dict[str, Any], str]] = [
+@for_each(
     ("/tokenize", {}, "prompt"),
     ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
     ("/tokenize", {"prompt": 5}, "prompt"),
@@ -65,14 +65,12 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
     ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
     ("/detokenize", {"tokens": [2**30]}, "tokens"),
     ("/detokenize", {"tokens": [1], "model": "x"}, "model"),
-]
-
-
-async def test_an_invalid_request_is_refused_by_the_field_s_name(client: Client) -> None:
-    for case in every(INVALID):
-        with case as (path, body, param):
-            error = await client.refused(path, body, 404 if param == "model" else 400)
-            assert error["param"] == param
+)
+async def test_an_invalid_request_is_refused_by_the_field_s_name(
+    path: str, body: dict[str, Any], param: str, client: Client
+) -> None:
+    error = await client.refused(path, body, 404 if param == "model" else 400)
+    assert error["param"] == param
 
 
 @pytest.mark.parametrize(("tokens", "text"), [([], ""), ([104, 105], "hi")])

@@ -6,7 +6,7 @@ import pytest
 from deployments.contract.messages import Tool
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
-from tests.offenders import every
+from tests.offenders import every, for_each
 from tests.serve_app.apps import AppClient, Client, client_of
 from tests.serve_app.fakes import FakeBackend
 
@@ -51,7 +51,7 @@ async def test_tools_reach_the_replica_unchanged(client: Client) -> None:
     )
 
 
-INVALID: list[tuple[Any, str, str]] = [
+@for_each(
     ([tool("a"), tool("b"), tool("c"), tool("d")], "tools", "limits.max_num_tools"),
     ([tool("a"), tool("b", description="x" * 400)], "tools[1]", "limits.max_tools_bytes"),
     ([tool("a", parameters={"x": "é" * 200})], "tools[0]", "limits.max_tools_bytes"),
@@ -68,19 +68,17 @@ INVALID: list[tuple[Any, str, str]] = [
     ([tool(strict="yes")], "tools[0].function.strict", "true or false"),
     ([tool(parametres={})], "tools[0].function.parametres", "'parameters'"),
     ({"f": 1}, "tools", "list"),
-]
+)
+async def test_invalid_tools_are_refused_by_name(
+    tools: Any, param: str, hint: str, client: Client
+) -> None:
+    error = await refusal(client, tools=tools)
+    assert error["param"] == param
+    assert hint in error["message"]
+    assert not client.backend.requests
 
 
-async def test_invalid_tools_are_refused_by_name(client: Client) -> None:
-    for case in every(INVALID):
-        with case as (tools, param, hint):
-            error = await refusal(client, tools=tools)
-            assert error["param"] == param
-            assert hint in error["message"]
-            assert not client.backend.requests
-
-
-INVALID_CHOICES: list[tuple[Any, str]] = [
+@for_each(
     ("some", "tool_choice"),
     (1, "tool_choice"),
     ({"type": "function"}, "tool_choice.function"),
@@ -93,13 +91,9 @@ INVALID_CHOICES: list[tuple[Any, str]] = [
         "tool_choice.allowed_tools.tools",
     ),
     ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}, "tool_choice"),
-]
-
-
-async def test_an_invalid_tool_choice_is_refused(client: Client) -> None:
-    for case in every(INVALID_CHOICES):
-        with case as (choice, param):
-            assert (await refusal(client, tools=[tool()], tool_choice=choice))["param"] == param
+)
+async def test_an_invalid_tool_choice_is_refused(choice: Any, param: str, client: Client) -> None:
+    assert (await refusal(client, tools=[tool()], tool_choice=choice))["param"] == param
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])

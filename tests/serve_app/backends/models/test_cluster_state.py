@@ -20,9 +20,10 @@ from serve_app.backends.models import cluster_state
 from serve_app.backends.models.cluster_state import states_in, unnamed_state
 from serve_app.backends.models.serving_states import DeploymentState, ServingState
 from serve_app.placement import Demand
-from tests.offenders import every
+from tests.offenders import for_each
 
-STATES: list[tuple[DeploymentStatus, dict[ReplicaState, int], ServingState]] = [
+
+@for_each(
     (DeploymentStatus.HEALTHY, {ReplicaState.RUNNING: 2}, ServingState.RUNNING),
     (DeploymentStatus.HEALTHY, {}, ServingState.ASLEEP),  # Serve wants no replica
     (DeploymentStatus.UNHEALTHY, {ReplicaState.STARTING: 1}, ServingState.DOWN),
@@ -35,19 +36,13 @@ STATES: list[tuple[DeploymentStatus, dict[ReplicaState, int], ServingState]] = [
     (DeploymentStatus.UPSCALING, {ReplicaState.STARTING: 1}, ServingState.SCALING),
     (DeploymentStatus.DOWNSCALING, {ReplicaState.STOPPING: 1}, ServingState.SCALING),
     (DeploymentStatus.DEPLOY_FAILED, {ReplicaState.RUNNING: 0}, ServingState.FAILED),
-]
-
-
-def test_a_deployment_without_a_running_replica_is_down_if_it_should_have_one() -> None:
-    for case in every(STATES):
-        with case as (status, states, expected):
-            found = states_of(status, states)["m"]
-            assert (found.serving, found.status, found.message) == (
-                expected,
-                status.value,
-                "why",
-            )
-            assert found.num_replicas == {state.value: n for state, n in states.items() if n}
+)
+def test_a_deployment_without_a_running_replica_is_down_if_it_should_have_one(
+    status: DeploymentStatus, states: dict[ReplicaState, int], expected: ServingState
+) -> None:
+    found = states_of(status, states)["m"]
+    assert (found.serving, found.status, found.message) == (expected, status.value, "why")
+    assert found.num_replicas == {state.value: n for state, n in states.items() if n}
 
 
 def test_states_of_replicas_may_come_as_strings() -> None:

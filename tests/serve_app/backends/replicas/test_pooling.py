@@ -25,7 +25,7 @@ from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.replicas.refusals import MAX_ATTEMPTS
 from serve_app.backends.replicas.replica_errors import LostAfterStartError, ReplicaStoppedError
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.backends.replicas.test_handles import (
     ERRORS,
     FakeMethod,
@@ -110,15 +110,14 @@ async def test_if_all_replicas_refuse_the_shortest_wait_is_reported_after_a_few_
     assert len(handle.calls) == MAX_ATTEMPTS
 
 
-async def test_ray_s_errors_become_ours() -> None:
-    for case in every(ERRORS):
-        with case as (theirs, ours):
-            model, handle = backend(theirs)
-            with pytest.raises(ours) as caught:
-                await model.send(REQUEST)
-            assert type(caught.value) is ours
-            assert "secret" not in str(caught.value)
-            assert handle.calls[0].is_cancelled
+@for_each(*ERRORS)
+async def test_ray_s_errors_become_ours(theirs: Exception, ours: type[Exception]) -> None:
+    model, handle = backend(theirs)
+    with pytest.raises(ours) as caught:
+        await model.send(REQUEST)
+    assert type(caught.value) is ours
+    assert "secret" not in str(caught.value)
+    assert handle.calls[0].is_cancelled
 
 
 async def test_the_param_of_an_error_reaches_the_caller() -> None:

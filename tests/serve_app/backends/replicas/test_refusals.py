@@ -7,7 +7,7 @@ from deployments.contract.generation import Accepted, Refused
 from serve_app.backends.replicas.admission_queue import FullError
 from serve_app.backends.replicas.refusals import MAX_ATTEMPTS, raise_refusal, until_taken
 from serve_app.backends.replicas.running_replicas import ReplicaFacts, RunningReplicas
-from tests.offenders import every
+from tests.offenders import for_each
 
 
 def running(*replica_ids: str) -> RunningReplicas:
@@ -63,22 +63,20 @@ async def test_a_replica_on_a_node_that_stops_is_not_waited_for() -> None:
         await until_taken(ask, replicas)
 
 
-ANSWERS: list[tuple[Sequence[Refused], bool]] = [
+@for_each(
     ([full("a")], True),
     ([too_many_tokens("a")], False),
     ([full("a"), full("b", 9)], True),
     ([full("a"), full("a", 9)], False),
     ([full("a"), too_many_tokens("b", 9)], False),
-]
-
-
-async def test_full_error_is_raised_only_if_every_replica_is_full() -> None:
-    for case in every(ANSWERS):
-        with case as (answers, are_all_full):
-            with pytest.raises(OverloadedError) as caught:
-                await until_taken(Asked(*answers), running(*"ab"[: len(answers)]))
-            assert isinstance(caught.value, FullError) is are_all_full
-            assert caught.value.retry_after_s == 7
+)
+async def test_full_error_is_raised_only_if_every_replica_is_full(
+    answers: Sequence[Refused], are_all_full: bool
+) -> None:
+    with pytest.raises(OverloadedError) as caught:
+        await until_taken(Asked(*answers), running(*"ab"[: len(answers)]))
+    assert isinstance(caught.value, FullError) is are_all_full
+    assert caught.value.retry_after_s == 7
 
 
 async def test_a_refusal_says_more_than_another_version() -> None:

@@ -36,7 +36,7 @@ from serve_app.config import AppConfig, LimitsConfig
 from serve_app.http.request_id import RequestIdMiddleware
 from serve_app.ingress import AppParts, build_app
 from serve_app.middleware.access_log import AccessLogMiddleware
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.apps import client_of, make_app
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fake_pooler import FakeClassifier
@@ -57,38 +57,34 @@ def limits(**changes: float | None) -> LimitsConfig:
     return LimitsConfig.model_validate({**never, **changes})
 
 
-BEFORE_THE_FIRST: list[tuple[dict[str, float], float, type[DeadlineExceededError]]] = [
+@for_each(
     ({}, float("inf"), FirstTokenTimeoutError),
     ({"first_token_timeout_s": 5}, 105, FirstTokenTimeoutError),
     ({"first_token_timeout_s": 5, "total_timeout_s": 4}, 104, TotalTimeoutError),
     ({"first_token_timeout_s": 5, "total_timeout_s": 6}, 105, FirstTokenTimeoutError),
     ({"stall_timeout_s": 1, "total_timeout_s": 6}, 106, TotalTimeoutError),
-]
+)
+def test_before_the_first_token_the_earlier_of_two_deadlines_counts(
+    changes: dict[str, float], at_s: float, error: type[DeadlineExceededError]
+) -> None:
+    deadline = first_deadline(limits(**changes), 100)
+    assert deadline.at_s == at_s
+    assert deadline.error is error
 
 
-def test_before_the_first_token_the_earlier_of_two_deadlines_counts() -> None:
-    for case in every(BEFORE_THE_FIRST):
-        with case as (changes, at_s, error):
-            deadline = first_deadline(limits(**changes), 100)
-            assert deadline.at_s == at_s
-            assert deadline.error is error
-
-
-BETWEEN_TOKENS: list[tuple[dict[str, float], float, type[DeadlineExceededError]]] = [
+@for_each(
     ({}, float("inf"), StallTimeoutError),
     ({"stall_timeout_s": 5}, 125, StallTimeoutError),
     ({"stall_timeout_s": 5, "total_timeout_s": 24}, 124, TotalTimeoutError),
     ({"stall_timeout_s": 5, "total_timeout_s": 26}, 125, StallTimeoutError),
     ({"first_token_timeout_s": 1}, float("inf"), StallTimeoutError),
-]
-
-
-def test_between_tokens_the_stall_timeout_counts_from_the_last_one() -> None:
-    for case in every(BETWEEN_TOKENS):
-        with case as (changes, at_s, error):
-            deadline = next_deadline(limits(**changes), 100, 120)
-            assert deadline.at_s == at_s
-            assert deadline.error is error
+)
+def test_between_tokens_the_stall_timeout_counts_from_the_last_one(
+    changes: dict[str, float], at_s: float, error: type[DeadlineExceededError]
+) -> None:
+    deadline = next_deadline(limits(**changes), 100, 120)
+    assert deadline.at_s == at_s
+    assert deadline.error is error
 
 
 async def read(backend: Deadlines) -> list[list[TextDelta]]:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from deployments.contract.user_config import LEAST, given_settings
 from serve_app.commands.check.check import LOAD_POLICY, BatchingConfig, find_problems, place
 from serve_app.commands.check.preflight import Depth, check_file
-from tests.offenders import every
+from tests.offenders import for_each
 
 ROOT = Path(__file__).resolve().parents[4]
 SHIPPED = (ROOT / "serve_config.yaml").read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ def test_mistyped_key_is_named_with_its_path_and_the_nearest_known_one() -> None
     ]
 
 
-UNKNOWN: list[tuple[Any, str, str]] = [
+@for_each(
     ({"top": {"loging_config": {}}}, "loging_config", "logging_config"),
     ({"top": {"logging_config": {"encodng": "JSON"}}}, "logging_config.encodng", "encoding"),
     ({"top": {"grpc_options": {"prt": 1}}}, "grpc_options.prt", "port"),
@@ -89,18 +89,15 @@ UNKNOWN: list[tuple[Any, str, str]] = [
     ),
     ({"model": {"backpressure_config": {"status": 1}}}, f"{MODEL}.backpressure", "status_code"),
     ({"entry": {"max_num_seq": 1}}, f"{ENTRY}.max_num_seq", "max_num_seqs"),
-]
+)
+def test_unknown_key_of_any_section_is_found(place: Any, path: str, hint: str) -> None:
+    (problem,) = problems(**place)
+    assert problem.startswith(path)
+    assert f"did you mean '{hint}" in problem
 
 
-def test_unknown_key_of_any_section_is_found() -> None:
-    for case in every(UNKNOWN):
-        with case as (place, path, hint):
-            (problem,) = problems(**place)
-            assert problem.startswith(path)
-            assert f"did you mean '{hint}" in problem
-
-
-INVALID: list[tuple[Any, str]] = [
+@pytest.mark.slow
+@for_each(
     ({"http": {"port": "eight"}}, "http_options.port"),
     ({"top": {"proxy_location": "Nowhere"}}, "proxy_location"),
     ({"ingress": {"max_ongoing_requests": 0}}, f"{INGRESS}.max_ongoing_requests"),
@@ -124,15 +121,10 @@ INVALID: list[tuple[Any, str]] = [
     ({"application": {"deployments": {"name": "x"}}}, "applications[0].deployments"),
     ({"application": {"deployments": [None]}}, "applications[0].deployments[0]"),
     ({"application": {"args": {"models": ["pydoc-chat"]}}}, ENTRY),
-]
-
-
-@pytest.mark.slow
-def test_invalid_value_is_found() -> None:
-    for case in every(INVALID):
-        with case as (place, path):
-            (problem,) = problems(**place)
-            assert problem.startswith(f"{path}: ")
+)
+def test_invalid_value_is_found(place: Any, path: str) -> None:
+    (problem,) = problems(**place)
+    assert problem.startswith(f"{path}: ")
 
 
 def test_all_problems_are_listed_at_once() -> None:
@@ -206,10 +198,9 @@ def test_duplicate_key_is_refused() -> None:
     assert place("f.yaml", text, problem) == "f.yaml:8"
 
 
-def test_text_that_holds_no_mapping_is_one_problem() -> None:
-    for case in every(("", "- 1", "text", "a: [")):
-        with case as text:
-            assert len(find_problems(text)) == 1
+@for_each("", "- 1", "text", "a: [")
+def test_text_that_holds_no_mapping_is_one_problem(text: str) -> None:
+    assert len(find_problems(text)) == 1
 
 
 def test_file_without_an_application_of_ours_is_refused() -> None:

@@ -18,7 +18,7 @@ from serve_app.commands.check.model_source import (
     problems,
     read_files,
 )
-from tests.offenders import every
+from tests.offenders import every, for_each
 
 ROOT = Path(__file__).resolve().parents[4]
 SHIPPED = ROOT / "models"
@@ -57,7 +57,7 @@ def test_the_embedded_models_are_whole_and_of_their_tasks(name: str, task: Task)
     assert read_files(f"models/{name}", None).names == files.names  # wherever one is
 
 
-TASKS: list[tuple[dict[str, Any], set[str], tuple[Task, ...]]] = [
+@for_each(
     ({"architectures": ["Qwen2ForCausalLM"]}, set(), ("generate", "embed")),
     ({"architectures": ["GPT2LMHeadModel"]}, set(), ("generate", "embed")),
     ({"architectures": ["Gemma3ForConditionalGeneration"]}, set(), ("generate", "embed")),
@@ -70,13 +70,11 @@ TASKS: list[tuple[dict[str, Any], set[str], tuple[Task, ...]]] = [
     ({"architectures": ["BertForSequenceClassification"]}, {"modules.json"}, ("classify", "embed")),
     ({"architectures": ["BertForTokenClassification"]}, set(), ()),
     ({}, set(), ("generate", "embed")),
-]
-
-
-def test_a_model_s_task_is_found_in_its_files() -> None:
-    for case in every(TASKS):
-        with case as (config, names, tasks):
-            assert ModelFiles("m", frozenset(names), None, None, config).tasks == tasks
+)
+def test_a_model_s_task_is_found_in_its_files(
+    config: dict[str, Any], names: set[str], tasks: tuple[Task, ...]
+) -> None:
+    assert ModelFiles("m", frozenset(names), None, None, config).tasks == tasks
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,16 @@ import pytest
 from ray.serve._private.utils import validate_route_prefix
 
 from serve_app.commands.check.ray_check import ROUTE_PREFIX, host_problem
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.commands.check.test_check import MODEL, problems
 
 APPLICATION = "applications[0]"
 OPTIONS: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0}
 NUMBER = {"env_vars": {"A": 1}}
 
-REFUSED: list[tuple[Any, str, str]] = [
+
+@pytest.mark.slow
+@for_each(
     ({"http": {"port": 70000}}, "http_options.port", "70000 is no port"),
     ({"http": {"port": "70000"}}, "http_options.port", "70000 is no port"),
     ({"http": {"port": 0}}, "http_options.port", "0 is no port"),
@@ -62,20 +64,18 @@ REFUSED: list[tuple[Any, str, str]] = [
         f"{MODEL}.deployment_actors[0].actor_class",
         "required",
     ),
-]
+)
+def test_what_ray_refuses_when_it_deploys_is_refused_before(
+    place: Any, path: str, message: str
+) -> None:
+    (problem,) = problems(**place)
+    assert problem.startswith(f"{path}: ")
+    assert message in problem
+    assert "\n" not in problem
 
 
 @pytest.mark.slow
-def test_what_ray_refuses_when_it_deploys_is_refused_before() -> None:
-    for case in every(REFUSED):
-        with case as (place, path, message):
-            (problem,) = problems(**place)
-            assert problem.startswith(f"{path}: ")
-            assert message in problem
-            assert "\n" not in problem
-
-
-ACCEPTED: list[Any] = [
+@for_each(
     {"http": {"port": "8001"}},
     {"application": {"route_prefix": "/llm"}},
     {"application": {"route_prefix": "/a/b-c.d~1"}},
@@ -84,14 +84,9 @@ ACCEPTED: list[Any] = [
     {"model": {"placement_group_bundles": [{"CPU": 1}]}},
     {"model": {"num_replicas": "auto"}},
     {"model": {"deployment_actors": [{"name": "a", "actor_class": "no.such:Class"}]}},
-]
-
-
-@pytest.mark.slow
-def test_what_ray_takes_is_no_problem() -> None:
-    for case in every(ACCEPTED):
-        with case as place:
-            assert problems(**place) == []
+)
+def test_what_ray_takes_is_no_problem(place: Any) -> None:
+    assert problems(**place) == []
 
 
 def test_one_mistake_is_one_problem() -> None:
@@ -119,12 +114,11 @@ HOSTS: dict[str, str | None] = {
 }
 
 
-def test_a_host_on_which_no_server_can_listen_is_refused() -> None:
-    for case in every(HOSTS.items()):
-        with case as (host, message):
-            problem = host_problem(host)
-            assert (problem is None) == (message is None)
-            assert message is None or message in (problem or "")
+@for_each(*HOSTS.items())
+def test_a_host_on_which_no_server_can_listen_is_refused(host: str, message: str | None) -> None:
+    problem = host_problem(host)
+    assert (problem is None) == (message is None)
+    assert message is None or message in (problem or "")
 
 
 def test_the_host_of_a_file_is_checked() -> None:

@@ -9,7 +9,7 @@ from jsonschema import Draft7Validator
 
 from serve_app.commands.check.check import find_problems
 from serve_app.commands.check.schema import BESIDE, file_schema, schema_text, write_new
-from tests.offenders import every
+from tests.offenders import every, for_each
 
 ROOT = Path(__file__).resolve().parents[4]
 SHIPPED = yaml.safe_load((ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
@@ -17,50 +17,6 @@ SHIPPED = yaml.safe_load((ROOT / "serve_config.yaml").read_text(encoding="utf-8"
 APP = ("applications", 0)
 MODEL = (*APP, "args", "models", 0)
 DEPLOYMENT = (*APP, "deployments", 1)
-
-MISTAKES: list[tuple[tuple[str | int, ...], Any]] = [
-    (("loging_config",), {}),
-    (("proxy_location",), "Everywhere"),
-    (("http_options", "prt"), 8000),
-    (("http_options", "port"), "eight thousand"),
-    (("logging_config",), {"encodng": "JSON"}),
-    (("grpc_options",), {"prt": 1}),
-    ((*APP, "import_paht"), "serve_app.app:build"),
-    ((*APP, "import_path"), "serve_app.app:biuld"),
-    ((*APP, "runtime_env"), {"pips": []}),
-    ((*APP, "args"), {}),
-    ((*APP, "args", "access_logs"), True),
-    ((*APP, "args", "limits", "max_body_bytes"), "large"),
-    ((*APP, "args", "limits", "max_bodybytes"), 1),
-    ((*APP, "args", "auth", "keys_file"), "keys.yaml"),
-    ((*APP, "args", "cors", "allowed_origins"), ["chat.example.org"]),
-    ((*MODEL, "dtype"), "float15"),
-    ((*MODEL, "tsak"), "generate"),
-    ((*MODEL, "task"), "classify"),  # it has keys of models that generate
-    ((*MODEL, "max_model_len"), 1),
-    ((*MODEL, "id"), "no spaces"),
-    ((*DEPLOYMENT, "max_ongoing_request"), 1),
-    ((*DEPLOYMENT, "max_surge_percent"), 101),
-    ((*DEPLOYMENT, "user_config", "max_batch_siz"), 1),
-    ((*DEPLOYMENT, "user_config", "max_batch_size"), 0),
-    ((*DEPLOYMENT, "autoscaling_config", "max_replica"), 1),
-    ((*DEPLOYMENT, "autoscaling_config", "policy", "policy_kwarg"), {}),
-    ((*DEPLOYMENT, "autoscaling_config", "policy", "policy_kwargs", "target"), 1),
-    ((*DEPLOYMENT, "request_router_config"), {"router": "x"}),
-    ((*DEPLOYMENT, "ray_actor_options"), {"num_cpu": 1, "num_cpus": 1, "num_gpus": 0}),
-]
-"""A path in the shipped file, and a value there that is refused."""
-
-ACCEPTED: list[tuple[tuple[str | int, ...], Any]] = [
-    ((*APP, "args", "models"), [{"id": "m", "source": "org/m"}]),
-    ((*DEPLOYMENT, "user_config"), None),
-    ((*DEPLOYMENT, "num_replicas"), "auto"),
-    ((*DEPLOYMENT, "autoscaling_config", "policy"), {"policy_function": "own:Policy"}),
-    ((*DEPLOYMENT, "ray_actor_options"), {"num_cpus": 1, "num_gpus": 0.5, "resources": {"a": 1}}),
-    ((*APP, "runtime_env"), {"env_vars": {"A": "b"}}),
-    ((*APP, "logging_config"), {"encoding": "JSON"}),
-    (("applications", 1), {"name": "b", "route_prefix": "/b", "import_path": "b:c", "args": {}}),
-]
 
 
 @cache
@@ -90,18 +46,58 @@ def test_every_file_that_is_shipped_is_valid() -> None:
             assert list(validator().iter_errors(yaml.safe_load(file.read_text()))) == []
 
 
-def test_mistakes_are_refused_as_the_check_refuses_them() -> None:
-    for case in every(MISTAKES):
-        with case as (path, value):
-            document = changed(path, value)
-            assert not validator().is_valid(document)
-            assert find_problems(yaml.safe_dump(document)) != []
+# A path in the shipped file, and a value there that is refused.
+@for_each(
+    (("loging_config",), {}),
+    (("proxy_location",), "Everywhere"),
+    (("http_options", "prt"), 8000),
+    (("http_options", "port"), "eight thousand"),
+    (("logging_config",), {"encodng": "JSON"}),
+    (("grpc_options",), {"prt": 1}),
+    ((*APP, "import_paht"), "serve_app.app:build"),
+    ((*APP, "import_path"), "serve_app.app:biuld"),
+    ((*APP, "runtime_env"), {"pips": []}),
+    ((*APP, "args"), {}),
+    ((*APP, "args", "access_logs"), True),
+    ((*APP, "args", "limits", "max_body_bytes"), "large"),
+    ((*APP, "args", "limits", "max_bodybytes"), 1),
+    ((*APP, "args", "auth", "keys_file"), "keys.yaml"),
+    ((*APP, "args", "cors", "allowed_origins"), ["chat.example.org"]),
+    ((*MODEL, "dtype"), "float15"),
+    ((*MODEL, "tsak"), "generate"),
+    ((*MODEL, "task"), "classify"),  # it has keys of models that generate
+    ((*MODEL, "max_model_len"), 1),
+    ((*MODEL, "id"), "no spaces"),
+    ((*DEPLOYMENT, "max_ongoing_request"), 1),
+    ((*DEPLOYMENT, "max_surge_percent"), 101),
+    ((*DEPLOYMENT, "user_config", "max_batch_siz"), 1),
+    ((*DEPLOYMENT, "user_config", "max_batch_size"), 0),
+    ((*DEPLOYMENT, "autoscaling_config", "max_replica"), 1),
+    ((*DEPLOYMENT, "autoscaling_config", "policy", "policy_kwarg"), {}),
+    ((*DEPLOYMENT, "autoscaling_config", "policy", "policy_kwargs", "target"), 1),
+    ((*DEPLOYMENT, "request_router_config"), {"router": "x"}),
+    ((*DEPLOYMENT, "ray_actor_options"), {"num_cpu": 1, "num_cpus": 1, "num_gpus": 0}),
+)
+def test_mistakes_are_refused_as_the_check_refuses_them(
+    path: tuple[str | int, ...], value: Any
+) -> None:
+    document = changed(path, value)
+    assert not validator().is_valid(document)
+    assert find_problems(yaml.safe_dump(document)) != []
 
 
-def test_other_files_that_are_right_are_valid() -> None:
-    for case in every(ACCEPTED):
-        with case as (path, value):
-            assert [e.message for e in validator().iter_errors(changed(path, value))] == []
+@for_each(
+    ((*APP, "args", "models"), [{"id": "m", "source": "org/m"}]),
+    ((*DEPLOYMENT, "user_config"), None),
+    ((*DEPLOYMENT, "num_replicas"), "auto"),
+    ((*DEPLOYMENT, "autoscaling_config", "policy"), {"policy_function": "own:Policy"}),
+    ((*DEPLOYMENT, "ray_actor_options"), {"num_cpus": 1, "num_gpus": 0.5, "resources": {"a": 1}}),
+    ((*APP, "runtime_env"), {"env_vars": {"A": "b"}}),
+    ((*APP, "logging_config"), {"encoding": "JSON"}),
+    (("applications", 1), {"name": "b", "route_prefix": "/b", "import_path": "b:c", "args": {}}),
+)
+def test_other_files_that_are_right_are_valid(path: tuple[str | int, ...], value: Any) -> None:
+    assert [e.message for e in validator().iter_errors(changed(path, value))] == []
 
 
 def test_each_key_of_ours_says_in_one_paragraph_what_it_does() -> None:

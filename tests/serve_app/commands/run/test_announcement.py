@@ -18,7 +18,7 @@ from serve_app.commands.run.announcement import (
     wait_until_ready,
 )
 from tests.failing import failing
-from tests.offenders import every
+from tests.offenders import for_each
 from tests.serve_app.tls_server import certify
 from tests.threaded_server import answering
 
@@ -236,16 +236,12 @@ def test_a_dashboard_that_does_not_run_is_not_named() -> None:
     assert "dashboard" not in announcement(dashboard_url=None).text(1.0)
 
 
-ADDRESSES: list[tuple[str, str, str]] = [
+@for_each(
     ("127.0.0.1", "/", "http://127.0.0.1:80"),
     ("0.0.0.0", "/", "http://127.0.0.1:80"),
     ("::", "/", "http://[::1]:80"),
     ("fd00::1", "/llm", "http://[fd00::1]:80/llm"),
     ("gpu-box", "/llm/", "http://gpu-box:80/llm"),
-]
-
-
-def test_the_address_is_one_that_this_machine_reaches() -> None:
-    for case in every(ADDRESSES):
-        with case as (host, prefix, url):
-            assert local_url(host, 80, prefix) == url
+)
+def test_the_address_is_one_that_this_machine_reaches(host: str, prefix: str, url: str) -> None:
+    assert local_url(host, 80, prefix) == url

@@ -24,7 +24,7 @@ from serve_app.api.tools.parsing.events import (
 )
 from serve_app.api.tools.parsing.object_scanner import MAX_DEPTH, ObjectScanner
 from serve_app.api.tools.parsing.parser import ToolCallParser
-from tests.offenders import every
+from tests.offenders import for_each
 
 NAMES = frozenset({"f", "get_weather"})
 IN_TEXT = {name: known for name, known in FORMATS.items() if not known.has_channels}
@@ -224,7 +224,7 @@ def test_a_stream_that_is_cut_elsewhere_has_the_same_events_also_of_broken_calls
 CALL = '{"name": "f", "arguments": {"a": 1}}'
 
 
-HERMES_TEXTS: list[tuple[str, str, list[str]]] = [
+@for_each(
     ("Hello.", "Hello.", []),
     ("a < b <tool", "a < b <tool", []),
     (f"<tool_call>\n{CALL}\n</tool_call>", "", ['{"a": 1}']),
@@ -234,16 +234,12 @@ HERMES_TEXTS: list[tuple[str, str, list[str]]] = [
     (f"<tool_call>{CALL} oh", " oh", ['{"a": 1}']),
     ('<tool_call>{"arguments": {"a": 1}, "name": "f"}', "", ['{"a": 1}']),
     ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}', "", ['{"a": 1}']),
-]
+)
+def test_hermes(text: str, content: str, arguments: list[str]) -> None:
+    assert parse(HERMES, list(text)) == (content, [("f", a) for a in arguments])
 
 
-def test_hermes() -> None:
-    for case in every(HERMES_TEXTS):
-        with case as (text, content, arguments):
-            assert parse(HERMES, list(text)) == (content, [("f", a) for a in arguments])
-
-
-INVALID: list[str] = [
+@for_each(
     '{"name": "f", "arguments": {"a": }}',
     '{"name": "f", "arguments": {"a": 1',
     '{"name": "f", "arguments": {"a": "\n"}}',
@@ -259,53 +255,41 @@ INVALID: list[str] = [
     '{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}",
     "no object",
     "",
-]
+)
+def test_an_invalid_call_is_text_and_the_next_call_is_found(call: str) -> None:
+    text = f"<tool_call>\n{call}\n</tool_call>\n"
+    assert parse(HERMES, list(text)) == (text, [])
+    if call.endswith("1"):
+        return  # a call without an end has no next call
+    text += f"<tool_call>{CALL}</tool_call>"
+    content, calls = parse(HERMES, list(text))
+    assert content == f"<tool_call>\n{call}\n</tool_call>"
+    assert calls == [("f", '{"a": 1}')]
 
 
-def test_an_invalid_call_is_text_and_the_next_call_is_found() -> None:
-    for case in every(INVALID):
-        with case as call:
-            text = f"<tool_call>\n{call}\n</tool_call>\n"
-            assert parse(HERMES, list(text)) == (text, [])
-            if call.endswith("1"):
-                continue  # a call without an end has no next call
-            text += f"<tool_call>{CALL}</tool_call>"
-            content, calls = parse(HERMES, list(text))
-            assert content == f"<tool_call>\n{call}\n</tool_call>"
-            assert calls == [("f", '{"a": 1}')]
-
-
-LLAMA_TEXTS: list[tuple[str, str, int]] = [
+@for_each(
     ('{"name": "f", "parameters": {"a": 1}}', "", 1),
     ('\n{"name": "f", "parameters": {}}; {"name": "f", "parameters": {}}', "", 2),
     ('{"name": "f", "parameters": {}} Done.', " Done.", 1),
     ('{"name": "f", "parameters": {}}; Done.', "; Done.", 1),
     ('Here: {"name": "f", "parameters": {}}', 'Here: {"name": "f", "parameters": {}}', 0),
     ('{"answer": 42}', '{"answer": 42}', 0),
-]
+)
+def test_llama_calls_only_at_the_beginning(text: str, content: str, num_calls: int) -> None:
+    told, calls = parse(LLAMA3_JSON, list(text))
+    assert (told, len(calls)) == (content, num_calls)
 
 
-def test_llama_calls_only_at_the_beginning() -> None:
-    for case in every(LLAMA_TEXTS):
-        with case as (text, content, num_calls):
-            told, calls = parse(LLAMA3_JSON, list(text))
-            assert (told, len(calls)) == (content, num_calls)
-
-
-MISTRAL_TEXTS: list[tuple[str, str, int]] = [
+@for_each(
     ('[TOOL_CALLS][{"name": "f", "arguments": {}}]', "", 1),
     ('[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "123456789"}] x', " x", 1),
     ('[TOOL_CALLS] [{"name": "f", "arguments": {}}, 3]', ", 3]", 1),
     ("[TOOL_CALLS] none", "[TOOL_CALLS] none", 0),
     ("[TOOL", "[TOOL", 0),
-]
-
-
-def test_mistral() -> None:
-    for case in every(MISTRAL_TEXTS):
-        with case as (text, content, num_calls):
-            told, calls = parse(MISTRAL, list(text))
-            assert (told, len(calls)) == (content, num_calls)
+)
+def test_mistral(text: str, content: str, num_calls: int) -> None:
+    told, calls = parse(MISTRAL, list(text))
+    assert (told, len(calls)) == (content, num_calls)
 
 
 def test_arguments_are_reported_as_they_arrive() -> None:

@@ -12,7 +12,7 @@ from serve_app.commands.user.chat.screens import (
     harmless,
     markdown,
 )
-from tests.offenders import every
+from tests.offenders import for_each
 
 HEIGHT = 12
 MARKDOWN = """\
@@ -60,11 +60,10 @@ def draw_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screens, "INTERVAL_S", 0.0)
 
 
-def test_what_commands_a_terminal_is_replaced() -> None:
-    for case in every(("\x1b[2J", "\x07", "\x9b1m", "\x7f", "\u202e", "\r")):
-        with case as control:
-            assert control not in harmless(f"a{control}b")
-            assert harmless("a\tb\r\nc ü 🙂") == "a\tb\nc ü 🙂"
+@for_each("\x1b[2J", "\x07", "\x9b1m", "\x7f", "\u202e", "\r")
+def test_what_commands_a_terminal_is_replaced(control: str) -> None:
+    assert control not in harmless(f"a{control}b")
+    assert harmless("a\tb\r\nc ü 🙂") == "a\tb\nc ü 🙂"
 
 
 def test_what_markdown_decodes_is_harmless_too() -> None:

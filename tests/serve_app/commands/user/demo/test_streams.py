@@ -14,7 +14,7 @@ from serve_app.commands.user.demo.streams import (
     Verdict,
 )
 from tests.hand_clock import HandClock
-from tests.offenders import every
+from tests.offenders import for_each
 
 Step = float | Delta | Notice
 
@@ -104,7 +104,7 @@ def test_equal_streams_of_which_one_has_moved_are_the_proof() -> None:
     assert (verdict.is_proof, verdict.text()) == (True, "2 of 2 equal, 0 tokens lost")
 
 
-DIFFERENCES: list[tuple[dict[str, object], int]] = [
+@for_each(
     ({"text": "Joim"}, 0),
     ({"usage": Usage(7, 3)}, 1),
     ({"usage": Usage(7, 6)}, 0),
@@ -112,15 +112,11 @@ DIFFERENCES: list[tuple[dict[str, object], int]] = [
     ({"usage": None}, 4),
     ({"finish_reason": "length"}, 0),
     ({"finish_reason": None}, 0),
-]
-
-
-def test_any_difference_is_told_and_no_proof() -> None:
-    for case in every(DIFFERENCES):
-        with case as (changes, lost):
-            verdict = Verdict.of([moved(), moved(**changes)], [complete(), complete()])
-            assert verdict.text() == f"1 of 2 equal, {lost} tokens lost"
-            assert not verdict.is_proof
+)
+def test_any_difference_is_told_and_no_proof(changes: dict[str, object], lost: int) -> None:
+    verdict = Verdict.of([moved(), moved(**changes)], [complete(), complete()])
+    assert verdict.text() == f"1 of 2 equal, {lost} tokens lost"
+    assert not verdict.is_proof
 
 
 def test_equal_streams_prove_nothing_if_none_has_moved() -> None:
