@@ -1,170 +1,11 @@
 """Sequences of a better priority take the places of others, in the estimate and in the engine."""
 
-from contextlib import ExitStack
-from typing import TYPE_CHECKING
-
 import pytest
 
-from deployments.contract.claims import Claim
 from deployments.contract.errors import OverloadedError, OverloadReason
-from deployments.contract.generation import GenerationRequest, RequestGroup
-from deployments.contract.sampling_params import SamplingParams
-from deployments.generator.admission.admission import Admission, AdmissionLimits
-from deployments.plan.kv_layout import KVLayout
+from deployments.contract.generation import RequestGroup
 from deployments.plan.replica_report import NO_WAITS, WaitReason, Waits
-
-if TYPE_CHECKING:
-    from deployments.generator.admission.run_estimate import Permit
-
-LAYOUT = KVLayout(capacities=(100,), num_blocks=(10,), block_size=10)
-
-
-class Engine:
-    """The sequences in it, in the order of their turns."""
-
-    def __init__(self) -> None:
-        self.num_entered = 0
-        self.turns: dict[str, tuple[bool, int]] = {}  # as `Sequence.turn`, by name
-
-
-class FakeRun:
-    """A sequence that notes what becomes of it."""
-
-    may_park = True
-
-    def __init__(self, name: str, engine: Engine) -> None:
-        self.name = name
-        self.engine = engine
-        self.may_yield = True
-        self.is_parked = False
-
-    @property
-    def is_parkable(self) -> bool:
-        return self.may_park
-
-    @property
-    def is_in(self) -> bool:
-        return self.name in self.engine.turns
-
-    def enter(self, *, goes_first: bool) -> None:
-        assert not self.is_in
-        self.engine.num_entered += 1
-        self.engine.turns[self.name] = not goes_first, self.engine.num_entered
-
-    def leave(self) -> None:
-        self.engine.turns.pop(self.name, None)
-
-    def note_turn(self, *, is_running: bool) -> None:
-        pass
-
-    def park(self) -> None:
-        self.leave()
-        self.is_parked = True
-
-
-class Replica:
-    """Admission in front of an engine that does nothing."""
-
-    def __init__(
-        self,
-        max_num_seqs: int = 8,
-        max_queued: int = 9,
-        layout: KVLayout = LAYOUT,
-        max_queued_tokens: int | None = None,
-    ) -> None:
-        self.now_s = 1000.0
-        self.engine = Engine()
-        limits = AdmissionLimits(max_num_seqs, max_queued, max_queued_tokens)
-        self.counted = Admission(limits, layout, lambda: self.now_s, priority_aging_s=60)
-        self.permits: dict[str, Permit] = {}
-        self.runs: dict[str, FakeRun] = {}
-        self.stacks: dict[str, ExitStack] = {}
-
-    def add(
-        self,
-        name: str,
-        priority: int = 0,
-        num_tokens: int = 10,
-        *,
-        tenant: str = "",
-        weight: float = 1,
-        waited_s: float = 0,
-        is_resumed: bool = False,
-        is_parked: bool = False,
-        group: RequestGroup | None = None,
-    ) -> FakeRun:
-        """Let a sequence come and be accepted."""
-        self.come(
-            name,
-            priority,
-            tenant=tenant,
-            weight=weight,
-            waited_s=waited_s,
-            is_resumed=is_resumed,
-            is_parked=is_parked,
-            group=group,
-        )
-        return self.accept(name, num_tokens)
-
-    def come(
-        self,
-        name: str,
-        priority: int = 0,
-        *,
-        tenant: str = "",
-        weight: float = 1,
-        waited_s: float = 0,
-        is_resumed: bool = False,
-        is_parked: bool = False,
-        group: RequestGroup | None = None,
-    ) -> None:
-        """Let a sequence come, whose prompt is encoded from now on."""
-        claim = Claim(priority, tenant, weight, waited_s)
-        request = GenerationRequest(
-            name,
-            "hi",
-            SamplingParams(),
-            claim=claim,
-            is_resumed=is_resumed,
-            group=group,
-            is_parked=is_parked,
-        )
-        with ExitStack() as stack:
-            self.permits[name] = stack.enter_context(self.counted.permit(request))
-            self.stacks[name] = stack.pop_all()
-
-    def accept(self, name: str, num_tokens: int = 10) -> FakeRun:
-        """Accept a sequence that has come; if it is refused, it leaves."""
-        permit, run = self.permits[name], FakeRun(name, self.engine)
-        with self.stacks.pop(name) as stack:
-            self.counted.weigh(permit, num_tokens, num_tokens)
-            stack.enter_context(self.counted.turns(permit, run))
-            self.stacks[name] = stack.pop_all()
-        self.runs[name] = run
-        return run
-
-    def end(self, name: str) -> None:
-        self.stacks.pop(name).close()
-
-    @property
-    def running(self) -> str:
-        return "".join(name for name in self.stacks if self.permits[name].is_running)
-
-    @property
-    def inside(self) -> str:
-        """What is in the engine, in the order of its turns."""
-        return "".join(sorted(self.engine.turns, key=self.engine.turns.__getitem__))
-
-    @property
-    def parked(self) -> str:
-        """Those that were parked, by name."""
-        return "".join(sorted(name for name, run in self.runs.items() if run.is_parked))
-
-    def end_all(self) -> None:
-        for name in list(self.stacks):
-            self.end(name)
-        assert self.counted.num_running == self.counted.num_waiting == 0
-        assert not self.engine.turns
+from tests.generator.admission.fake_replica import Replica
 
 
 def test_with_one_priority_all_go_into_the_engine_at_once_and_none_leaves_it() -> None:
@@ -175,7 +16,6 @@ def test_with_one_priority_all_go_into_the_engine_at_once_and_none_leaves_it() -
     replica.end("a")
     replica.add("r", is_resumed=True)
     assert (replica.running, replica.inside) == ("bc", "rbcdef")
-    replica.end_all()
 
 
 def test_the_newest_of_the_lowest_priority_gives_up_its_place() -> None:
@@ -190,7 +30,6 @@ def test_the_newest_of_the_lowest_priority_gives_up_its_place() -> None:
     assert replica.running == "bdxy", "it displaces none of its own priority"
     replica.end("d")
     assert replica.running == "bxyz"
-    replica.end_all()
 
 
 def test_as_many_give_up_their_places_as_the_memory_needs_or_none() -> None:
@@ -201,7 +40,6 @@ def test_as_many_give_up_their_places_as_the_memory_needs_or_none() -> None:
     assert replica.running == "ax"
     replica.add("y", 0, num_tokens=90)
     assert replica.running == "ax", "two of its own priority hold too much"
-    replica.end_all()
 
 
 def test_an_offered_sequence_that_comes_next_keeps_what_memory_comes_free() -> None:
@@ -215,7 +53,6 @@ def test_an_offered_sequence_that_comes_next_keeps_what_memory_comes_free() -> N
         assert not big.is_parked
         replica.end(name)
     assert replica.running == "eB", "else small ones would have had it"
-    replica.end_all()
 
 
 def test_an_offered_sequence_that_lacks_a_place_or_is_not_next_is_given_back() -> None:
@@ -233,7 +70,6 @@ def test_an_offered_sequence_that_lacks_a_place_or_is_not_next_is_given_back() -
         replica.counted.park_late(replica.permits[name])
     assert second.is_parked
     assert own.is_parked
-    replica.end_all()
 
 
 def test_a_displaced_sequence_goes_on_before_new_ones_of_its_priority() -> None:
@@ -244,7 +80,6 @@ def test_a_displaced_sequence_goes_on_before_new_ones_of_its_priority() -> None:
     assert (replica.running, replica.inside) == ("x", "xab")
     replica.end("x")
     assert replica.running == "a"
-    replica.end_all()
 
 
 def test_who_was_displaced_long_enough_is_not_displaced_again() -> None:
@@ -258,7 +93,6 @@ def test_who_was_displaced_long_enough_is_not_displaced_again() -> None:
         assert replica.running == "a"
     replica.add("y", 0)
     assert replica.running == "a", "it has waited for 60 s, as long as a step of priority takes"
-    replica.end_all()
 
 
 def test_what_was_waited_elsewhere_counts() -> None:
@@ -266,7 +100,6 @@ def test_what_was_waited_elsewhere_counts() -> None:
     replica.add("a", 1, waited_s=61)
     replica.add("x", 0)
     assert replica.running == "a"
-    replica.end_all()
 
 
 def test_a_suspect_is_not_displaced() -> None:
@@ -274,7 +107,6 @@ def test_a_suspect_is_not_displaced() -> None:
     replica.add("a", 1).may_yield = False
     replica.add("x", 0)
     assert replica.running == "a"
-    replica.end_all()
 
 
 def test_few_are_ahead_in_the_engine_while_there_is_a_choice() -> None:
@@ -290,7 +122,6 @@ def test_few_are_ahead_in_the_engine_while_there_is_a_choice() -> None:
     assert (replica.running, replica.inside) == ("y", "yab")
     replica.end("y")
     assert (replica.running, replica.inside) == ("a", "abcdef"), "no choice is left"
-    replica.end_all()
 
 
 def test_what_the_engine_has_begun_with_stays_and_makes_room_for_another_ahead() -> None:
@@ -302,7 +133,6 @@ def test_what_the_engine_has_begun_with_stays_and_makes_room_for_another_ahead()
     assert replica.inside == "abcd"
     replica.add("x", 0)
     assert replica.inside == "bxac"
-    replica.end_all()
 
 
 def test_a_full_queue_parks_its_newest_of_the_worst_priority_for_a_better_one() -> None:
@@ -314,7 +144,6 @@ def test_a_full_queue_parks_its_newest_of_the_worst_priority_for_a_better_one() 
     replica.add("x", 0)
     assert [name for name, run in replica.runs.items() if run.is_parked] == ["c"]
     assert replica.counted.num_waiting == 3
-    replica.end_all()
 
 
 def test_nothing_is_parked_for_a_request_whose_tokens_find_no_room() -> None:
@@ -327,7 +156,6 @@ def test_nothing_is_parked_for_a_request_whose_tokens_find_no_room() -> None:
     assert replica.parked == ""
     replica.add("y", 0, 50)
     assert replica.parked == "b", "its tokens make room, too"
-    replica.end_all()
 
 
 @pytest.mark.parametrize("tenant", ["", "few"], ids=["priority", "share"])
@@ -343,7 +171,6 @@ def test_nothing_is_parked_before_a_request_is_known_to_be_valid(tenant: str) ->
     replica.accept("x")
     assert replica.parked == "e"
     assert replica.counted.num_waiting == 4
-    replica.end_all()
 
 
 def test_no_more_come_than_can_be_parked_before_one_of_them_is_accepted() -> None:
@@ -358,7 +185,6 @@ def test_no_more_come_than_can_be_parked_before_one_of_them_is_accepted() -> Non
     for name in "yx":
         replica.accept(name)
     assert (replica.parked, replica.counted.num_waiting) == ("ab", 2)
-    replica.end_all()
 
 
 def test_a_better_priority_exceeds_the_limit_only_by_what_is_going_to_be_parked() -> None:
@@ -367,7 +193,6 @@ def test_a_better_priority_exceeds_the_limit_only_by_what_is_going_to_be_parked(
         replica.add(name, 1).may_park = False
     with pytest.raises(OverloadedError):
         replica.add("x", 0)
-    replica.end_all()
     replica = Replica(max_num_seqs=2, max_queued=2)
     for name in "abcd":
         replica.add(name, 1).may_park = name not in "cd"
@@ -377,7 +202,6 @@ def test_a_better_priority_exceeds_the_limit_only_by_what_is_going_to_be_parked(
     assert replica.counted.num_waiting == 3, "a has just been displaced"
     with pytest.raises(OverloadedError):
         replica.add("z", 0)
-    replica.end_all()
 
 
 def test_who_is_parked_ends_nothing() -> None:
@@ -398,7 +222,6 @@ def test_who_is_parked_ends_nothing() -> None:
     with pytest.raises(OverloadedError) as expected:
         untouched.add("x")
     assert caught.value.retry_after_s == expected.value.retry_after_s
-    replica.end_all()
 
 
 def test_a_full_replica_without_a_queue_admits_who_will_displace_another() -> None:
@@ -408,7 +231,6 @@ def test_a_full_replica_without_a_queue_admits_who_will_displace_another() -> No
     assert replica.running == "x"
     with pytest.raises(OverloadedError):
         replica.add("y", 0)
-    replica.end_all()
 
 
 def test_a_parked_sequence_frees_its_place_at_once() -> None:
@@ -418,7 +240,6 @@ def test_a_parked_sequence_frees_its_place_at_once() -> None:
     replica.counted.park(replica.permits["a"])
     assert replica.counted.num_waiting == 0
     assert replica.inside == "x"
-    replica.end_all()
 
 
 def test_a_group_of_a_better_priority_displaces_as_many() -> None:
@@ -428,7 +249,6 @@ def test_a_group_of_a_better_priority_displaces_as_many() -> None:
     replica.add("x", 0, group=RequestGroup("g", 2, is_first=True))
     replica.add("y", 0, group=RequestGroup("g", 2, is_first=False))
     assert replica.running == "axy"
-    replica.end_all()
 
 
 def test_why_and_how_long_sequences_wait_is_told() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.generator.admission.test_displacement import Replica
+from tests.generator.admission.fake_replica import Replica
 
 ARRIVALS = st.tuples(
     st.integers(0, 2),  # priority
@@ -21,7 +21,6 @@ def test_a_displaced_sequence_stands_behind_all_whose_turn_it_is() -> None:
     assert replica.inside == "xa"
     replica.add("y", 0, 30)
     assert (replica.running, replica.inside) == ("xy", "xya"), "the engine would wait for a"
-    replica.end_all()
 
 
 def test_a_resumed_sequence_does_not_go_before_a_tenant_that_got_less() -> None:
@@ -32,7 +31,6 @@ def test_a_resumed_sequence_does_not_go_before_a_tenant_that_got_less() -> None:
     replica.counted.charge(replica.permits["a"], 1000)
     replica.add("z", tenant="many")
     assert replica.inside == "-xa"
-    replica.end_all()
 
 
 def test_those_that_are_ahead_keep_their_order_when_one_kind_is_left() -> None:
@@ -43,7 +41,6 @@ def test_those_that_are_ahead_keep_their_order_when_one_kind_is_left() -> None:
     assert replica.inside == "xrs"
     replica.end("x")
     assert (replica.running, replica.inside) == ("r", "rsab")
-    replica.end_all()
 
 
 def test_one_that_is_encoded_slowly_goes_before_those_of_another_kind() -> None:
@@ -53,7 +50,6 @@ def test_one_that_is_encoded_slowly_goes_before_those_of_another_kind() -> None:
     replica.add("b", 1)
     replica.accept("slow")
     assert list(replica.engine.turns) == ["a", "slow", "b"]
-    replica.end_all()
 
 
 def test_one_that_is_encoded_slowly_goes_behind_those_of_its_own_kind() -> None:
@@ -63,7 +59,6 @@ def test_one_that_is_encoded_slowly_goes_behind_those_of_its_own_kind() -> None:
     replica.accept("a")
     assert (replica.running, replica.inside) == ("a", "ba")
     assert replica.engine.num_entered == 2
-    replica.end_all()
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 60), st.booleans()) | ENDS))

@@ -14,7 +14,7 @@ from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.replicas.backend import Backend
 from tests.deployments.local_handle import local_backend
 from tests.deployments.tiny_folder import save_text_model
-from tests.generator.admission.test_displacement import Replica
+from tests.generator.admission.fake_replica import Replica
 from tests.serve_app.local_replica import local_generator
 
 
@@ -30,7 +30,6 @@ def test_the_tenant_that_got_least_is_next() -> None:
     replica.counted.charge(replica.permits["y"], 100)
     replica.end("x")
     assert replica.running == "by"
-    replica.end_all()
 
 
 def test_tokens_are_divided_by_weight() -> None:
@@ -47,7 +46,6 @@ def test_tokens_are_divided_by_weight() -> None:
         order.append(name[:-1])
         replica.end(name)
     assert (order.count("one"), order.count("three")) == (2, 6)
-    replica.end_all()
 
 
 def test_a_full_queue_makes_room_for_a_tenant_under_its_share() -> None:
@@ -63,7 +61,6 @@ def test_a_full_queue_makes_room_for_a_tenant_under_its_share() -> None:
     with pytest.raises(OverloadedError):
         replica.add("f", tenant="many")
     assert replica.counted.num_waiting == 4
-    replica.end_all()
 
 
 def test_sequences_that_their_ingress_does_not_take_back_make_no_room() -> None:
@@ -73,7 +70,6 @@ def test_sequences_that_their_ingress_does_not_take_back_make_no_room() -> None:
     with pytest.raises(OverloadedError) as caught:
         replica.add("x", tenant="few")
     assert caught.value.reason is OverloadReason.REQUESTS
-    replica.end_all()
 
 
 def test_room_in_tokens_is_shared_too() -> None:
@@ -87,7 +83,6 @@ def test_room_in_tokens_is_shared_too() -> None:
     with pytest.raises(OverloadedError) as caught:
         replica.add("y", tenant="few", num_tokens=16)
     assert caught.value.reason is OverloadReason.TOKENS
-    replica.end_all()
 
 
 def test_a_tenant_that_runs_nothing_takes_a_place_of_one_beyond_its_share() -> None:
@@ -102,7 +97,6 @@ def test_a_tenant_that_runs_nothing_takes_a_place_of_one_beyond_its_share() -> N
     assert replica.running == "abcy"
     replica.end("y")
     assert replica.running == "abcd", "what has run before goes on first"
-    replica.end_all()
 
 
 def test_those_that_give_up_their_places_to_a_tenant_take_turns() -> None:
@@ -120,7 +114,6 @@ def test_those_that_give_up_their_places_to_a_tenant_take_turns() -> None:
     replica.add("new", tenant="many")
     replica.add("x", tenant="few")
     assert replica.running == "bcdx", "new was never displaced, so the others end first"
-    replica.end_all()
 
 
 def test_where_memory_is_the_limit_a_tenant_that_runs_nothing_takes_blocks() -> None:
@@ -133,7 +126,6 @@ def test_where_memory_is_the_limit_a_tenant_that_runs_nothing_takes_blocks() -> 
     assert replica.running == "abcd"
     replica.add("y", num_tokens=50, tenant="few")
     assert replica.running == "abcd", "many would keep less than half of the blocks"
-    replica.end_all()
 
 
 def test_places_are_shared_where_places_are_the_limit_whatever_the_memory() -> None:
@@ -142,7 +134,6 @@ def test_places_are_shared_where_places_are_the_limit_whatever_the_memory() -> N
     replica.add("b", num_tokens=60, tenant="many")
     replica.add("x", num_tokens=20, tenant="few")
     assert replica.running == "ax"
-    replica.end_all()
 
 
 def test_what_was_parked_for_a_tenant_s_sake_does_not_overtake_it() -> None:
@@ -156,7 +147,6 @@ def test_what_was_parked_for_a_tenant_s_sake_does_not_overtake_it() -> None:
     assert replica.running == "x"
     replica.end("x")
     assert replica.running == "b"
-    replica.end_all()
 
 
 def test_a_tenant_within_its_share_gives_up_no_place() -> None:
@@ -165,7 +155,6 @@ def test_a_tenant_within_its_share_gives_up_no_place() -> None:
     replica.add("b", tenant="b")
     replica.add("c", tenant="c")
     assert replica.running == "ab"
-    replica.end_all()
 
 
 def test_a_suspect_and_a_better_priority_give_up_no_place_to_another_tenant() -> None:
@@ -174,7 +163,6 @@ def test_a_suspect_and_a_better_priority_give_up_no_place_to_another_tenant() ->
     replica.add("b", tenant="many").may_yield = False
     replica.add("x", tenant="few")
     assert replica.running == "ab"
-    replica.end_all()
 
 
 class Served:

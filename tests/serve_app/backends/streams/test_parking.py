@@ -30,7 +30,7 @@ from serve_app.config import LimitsConfig
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from serve_app.http.stream_notices import Notice
 from tests.serve_app.backends.fake_replicas import Fate, Replicas
-from tests.stopped_clock import settle, stop_clock
+from tests.stopped_clock import Clock, settle
 
 PARKED = ParkedError("parked")
 OTHER = ModelChangedError("another version")
@@ -119,10 +119,7 @@ async def test_a_first_stream_that_is_always_given_back_holds_up_none() -> None:
     assert order == [first, a, first, b, first, c, first, a, first]
 
 
-async def test_an_offer_that_was_given_back_is_followed_by_a_pause(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    advance = stop_clock(monkeypatch)
+async def test_an_offer_that_was_given_back_is_followed_by_a_pause(advance: Clock) -> None:
     lot = ParkingLot(8, 60)
     first, second = entered(lot), entered(lot)
     first.end_turn()
@@ -225,9 +222,8 @@ async def test_deaths_of_replicas_to_which_it_is_offered_make_it_a_suspect_which
 
 
 async def test_an_offer_that_no_replica_answers_in_time_lets_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch,
+    advance: Clock,
 ) -> None:
-    advance = stop_clock(monkeypatch)
     lot = lot_of()
     never = asyncio.Event()
     replicas, model, _ = parking([Fate(2, PARKED), Fate(waits_for=never)], lot)
@@ -247,9 +243,8 @@ async def test_an_offer_that_no_replica_answers_in_time_lets_the_others_go_on(
 
 
 async def test_a_replica_that_takes_an_offer_and_brings_nothing_keeps_it_while_others_go_on(
-    monkeypatch: pytest.MonkeyPatch,
+    advance: Clock,
 ) -> None:
-    advance = stop_clock(monkeypatch)
     lot = lot_of()
     replicas, model, _ = parking([Fate(2, PARKED), Fate(stands_before=2)], lot)
     stream = await model.send(REQUEST)
@@ -295,9 +290,8 @@ async def test_a_parked_stream_that_replicas_of_another_version_refuse_looks_for
 
 
 async def test_a_parked_stream_ends_if_only_another_version_runs_for_too_long(
-    monkeypatch: pytest.MonkeyPatch,
+    advance: Clock,
 ) -> None:
-    advance = stop_clock(monkeypatch)
     _, model, _ = parking([Fate(2, PARKED), *[Fate(opening_error=OTHER)] * 99])
     reading = asyncio.ensure_future(read(await model.send(REQUEST)))
     for _ in range(5):
@@ -351,10 +345,7 @@ async def test_a_stream_beyond_a_full_lot_goes_back_as_one_that_is_not_parked_ag
     assert replicas.requests[1].is_resumed
 
 
-async def test_a_stream_that_is_closed_while_it_is_parked_is_never_offered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    advance = stop_clock(monkeypatch)
+async def test_a_stream_that_is_closed_while_it_is_parked_is_never_offered(advance: Clock) -> None:
     lot = lot_of()
     blocking = entered(lot)
     replicas, model, notices = parking([Fate(2, PARKED)], lot)
@@ -374,8 +365,7 @@ async def test_a_stream_that_is_closed_while_it_is_parked_is_never_offered(
     assert replicas.num_open == 0
 
 
-async def test_a_stream_that_is_parked_does_not_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    advance = stop_clock(monkeypatch)
+async def test_a_stream_that_is_parked_does_not_stall(advance: Clock) -> None:
     lot = lot_of()
     blocking = entered(lot)
     _, model, _ = parking([Fate(2, PARKED)], lot)
@@ -390,10 +380,7 @@ async def test_a_stream_that_is_parked_does_not_stall(monkeypatch: pytest.Monkey
     assert len(await reading) == 6
 
 
-async def test_a_stream_that_a_replica_has_taken_from_the_lot_may_stall(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    advance = stop_clock(monkeypatch)
+async def test_a_stream_that_a_replica_has_taken_from_the_lot_may_stall(advance: Clock) -> None:
     lot = lot_of()
     blocking = entered(lot)
     replicas, model, _ = parking([Fate(2, PARKED), Fate(stands_before=2)], lot)
@@ -414,9 +401,8 @@ async def test_a_stream_that_a_replica_has_taken_from_the_lot_may_stall(
 
 
 async def test_a_replica_that_hangs_while_a_parked_stream_is_offered_to_it_stalls_the_stream(
-    monkeypatch: pytest.MonkeyPatch,
+    advance: Clock,
 ) -> None:
-    advance = stop_clock(monkeypatch)
     hangs = Fate(waits_for=asyncio.Event())
     replicas = Replicas(fates=[Fate(2, PARKED), hangs])
     model = Failover(replicas, FailoverLimits(timeout_s=5, first_patience_s=100), lot=lot_of())
@@ -435,9 +421,8 @@ async def test_a_replica_that_hangs_while_a_parked_stream_is_offered_to_it_stall
 
 
 async def test_a_lost_stream_that_goes_on_just_before_the_stall_limit_has_all_of_it_again(
-    monkeypatch: pytest.MonkeyPatch,
+    advance: Clock,
 ) -> None:
-    advance = stop_clock(monkeypatch)
     is_up = asyncio.Event()
     replicas = Replicas(fates=[Fate(2), Fate(waits_for=is_up, stands_before=2)])
     model = Failover(replicas, FailoverLimits(timeout_s=90, first_patience_s=90))
@@ -459,9 +444,8 @@ async def test_a_lost_stream_that_goes_on_just_before_the_stall_limit_has_all_of
 
 
 async def test_a_stream_beyond_a_full_lot_is_not_held_up_by_a_replica_that_hangs(
-    monkeypatch: pytest.MonkeyPatch,
+    advance: Clock,
 ) -> None:
-    advance = stop_clock(monkeypatch)
     hangs = Fate(waits_for=asyncio.Event())
     replicas = Replicas(fates=[Fate(2, PARKED), hangs])
     model = Failover(replicas, FailoverLimits(timeout_s=90), lot=lot_of(max_parked=0))
@@ -474,10 +458,7 @@ async def test_a_stream_beyond_a_full_lot_is_not_held_up_by_a_replica_that_hangs
     assert len(replicas.requests) == 3
 
 
-async def test_the_total_time_goes_on_while_a_stream_is_parked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    advance = stop_clock(monkeypatch)
+async def test_the_total_time_goes_on_while_a_stream_is_parked(advance: Clock) -> None:
     lot = lot_of()
     entered(lot)
     _, model, _ = parking([Fate(2, PARKED)], lot)
@@ -490,10 +471,7 @@ async def test_the_total_time_goes_on_while_a_stream_is_parked(
     assert len(lot) == 1
 
 
-async def test_the_next_replica_learns_how_long_the_stream_has_waited(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    advance = stop_clock(monkeypatch)
+async def test_the_next_replica_learns_how_long_the_stream_has_waited(advance: Clock) -> None:
     lot = lot_of()
     blocking = entered(lot)
     replicas, model, _ = parking([Fate(2, PARKED)], lot)
