@@ -9,16 +9,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from models.training.drawings import answer_about, random_drawing
-from tests.clients.questions import (
-    ANSWERS,
-    DETECTOR,
-    LONG,
-    MODEL,
-    NAME,
-    NARROW,
-    SEARCH,
-    about,
-)
+from tests.clients.questions import ANSWERS, DETECTOR, LONG, MODEL, NAME, NARROW, SEARCH, about
 from tests.clients.tiny_poolers import EMBEDDER, RERANKER
 from tests.engines import only_raystream
 from tests.images import data_uri

@@ -52,13 +52,7 @@ REFUSALS: list[tuple[dict[str, Any], type[openai.APIStatusError], int, str, str 
         "unsupported_parameter",
         "audio",
     ),
-    (
-        about("x " * 4000),
-        openai.BadRequestError,
-        400,
-        "context_length_exceeded",
-        "messages",
-    ),
+    (about("x " * 4000), openai.BadRequestError, 400, "context_length_exceeded", "messages"),
     (
         about(NAME, extra_headers={"Content-Type": "text/plain"}),
         openai.APIStatusError,

@@ -49,10 +49,7 @@ def test_a_retry_waits_as_long_as_retry_after_says_and_is_served(
         held.let_go()
 
     http = local.client(
-        event_hooks={
-            "request": [lambda _: sent_s.append(time.monotonic())],
-            "response": [note],
-        }
+        event_hooks={"request": [lambda _: sent_s.append(time.monotonic())], "response": [note]}
     )
     with openai.OpenAI(
         base_url=f"{local.url}/v1", api_key="none", max_retries=2, http_client=http

@@ -123,11 +123,7 @@ def test_a_drawing_is_described(client: openai.OpenAI) -> None:
 def test_a_loop_of_tools(client: openai.OpenAI, choice: Any) -> None:
     asked = about(NAME, tools=[WEATHER], parallel_tool_calls=False)
     first = client.responses.create(**asked, tool_choice=choice)
-    result = {
-        "type": "function_call_output",
-        "call_id": call_of(first).call_id,
-        "output": "clear",
-    }
+    result = {"type": "function_call_output", "call_id": call_of(first).call_id, "output": "clear"}
     asked["input"] = [{"role": "user", "content": asked["input"]}, *first.output, result]
     second = client.responses.create(**asked)
     assert second.status in ("completed", "incomplete")

@@ -81,8 +81,7 @@ def test_a_schema_that_cannot_be_honoured_is_refused_by_name(client: openai.Open
     wanted: Any = {"name": "wrong", "schema": schema, "strict": True}
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(
-            **about(NAME),
-            response_format={"type": "json_schema", "json_schema": wanted},
+            **about(NAME), response_format={"type": "json_schema", "json_schema": wanted}
         )
     assert (caught.value.param or "").startswith("response_format")
 

@@ -62,10 +62,7 @@ def wrapped(error: Exception) -> OSError:
         (ValueError("from one of: \n(1) a file,\n(2) a class"), "one of: (1) a file, (2) a class"),
         (KeyError("added_tokens"), "'org/model': KeyError: 'added_tokens'"),
         (AttributeError("'list' has no 'items'"), "'org/model': AttributeError: 'list' has no 'it"),
-        (
-            RuntimeError("failed:" + "\n\tsize mismatch" * 300),
-            "failed: size mismatch size",
-        ),
+        (RuntimeError("failed:" + "\n\tsize mismatch" * 300), "failed: size mismatch size"),
     ],
 )
 def test_a_load_error_becomes_one_line_that_says_what_to_do(error: Exception, advice: str) -> None:

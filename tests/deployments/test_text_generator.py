@@ -38,11 +38,7 @@ from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.file_description import describe_files
 from deployments.generator.prompt_encoder import EncodedPrompt
-from deployments.generator_replica import (
-    BATCH_WAIT_TIMEOUT_S,
-    MAX_BATCH_SIZE,
-    GeneratorReplica,
-)
+from deployments.generator_replica import BATCH_WAIT_TIMEOUT_S, MAX_BATCH_SIZE, GeneratorReplica
 from deployments.plan.memory_budget import DeviceMemoryError
 from deployments.replica.metrics import StreamClock
 from deployments.text_generator import TextGenerator
@@ -138,10 +134,7 @@ async def test_requests_that_arrive_together_are_answered_as_by_themselves(
     ],
 )
 async def test_only_the_request_that_cannot_run_is_refused(
-    generator: GeneratorReplica,
-    request_: GenerationRequest,
-    error: type[RaystreamError],
-    says: str,
+    generator: GeneratorReplica, request_: GenerationRequest, error: type[RaystreamError], says: str
 ) -> None:
     good = GenerationRequest("good", "fine", GREEDY)
     refused, answered = await asyncio.gather(

@@ -185,10 +185,7 @@ async def test_a_text_that_is_too_long_is_refused_or_truncated(classifier: TextP
     assert (refused.error.param, refused.replica_id) == ("input[0]", classifier._replica_id)
     found = await classifier.pool(ask("x" * 1000, "y", truncate=True))
     assert isinstance(found, Pooled)
-    assert [(c.num_tokens, c.is_truncated) for c in found.texts] == [
-        (128, True),
-        (3, False),
-    ]
+    assert [(c.num_tokens, c.is_truncated) for c in found.texts] == [(128, True), (3, False)]
 
 
 async def test_a_request_that_cannot_run_is_refused_by_itself(classifier: TextPooler) -> None:
@@ -378,11 +375,7 @@ def test_a_micro_batch_that_does_not_fit_fails_at_the_start(
     [("roberta", "auto", 16_384), ("mpnet", "auto", 2048), ("mpnet", 16_384, 16_384)],
 )
 def test_auto_batches_are_large_only_if_the_model_packs_its_texts(
-    family: str,
-    given: int | str,
-    expected: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    family: str, given: int | str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def planned_as_on_a_gpu(*args: Any, **options: Any) -> ReplicaPlan:
         plan = plan_share(*args, **options)

@@ -83,14 +83,7 @@ def test_a_container_s_memory_limit_bounds_the_machine_s_free_memory(
     assert CpuDevice().total_bytes == 12345
 
 
-@for_each(
-    (1, None, 1),
-    (2, None, 1),
-    (8, None, 7),
-    (64, 4.0, 3),
-    (64, 0.5, 1),
-    (4, 8.0, 3),
-)
+@for_each((1, None, 1), (2, None, 1), (8, None, 7), (64, 4.0, 3), (64, 0.5, 1), (4, 8.0, 3))
 def test_a_small_model_leaves_one_allowed_core_to_http_and_a_large_one_takes_all(
     num_cores: int, allowed: float | None, num_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,9 +88,7 @@ def test_gpus_are_those_that_ray_has_assigned(monkeypatch: pytest.MonkeyPatch) -
     assert (use.process_bytes, use.device_used_bytes, use.device_total_bytes) == (7, 30, 200)
 
 
-def test_a_driver_that_tells_no_processes_costs_one_figure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_driver_that_tells_no_processes_costs_one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     error = pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
     monkeypatch.setattr(FakeNvml, "nvmlDeviceGetComputeRunningProcesses", failing(error))

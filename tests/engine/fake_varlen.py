@@ -98,11 +98,7 @@ class FakeVarlen:
         return output.masked_fill((is_outside | is_unreached)[:, None, None], torch.nan)
 
     def _check(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *numbers: torch.Tensor,
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *numbers: torch.Tensor
     ) -> None:
         """Refuse what torch refuses."""
         tensors = (query, key, value, *numbers)

@@ -46,10 +46,7 @@ def run(
     aborted, including those it brought along.
     """
     engine = make_engine(
-        loaded,
-        max_num_seqs=scenario.max_num_seqs,
-        budget=scenario.budget,
-        memory=scenario.memory,
+        loaded, max_num_seqs=scenario.max_num_seqs, budget=scenario.budget, memory=scenario.memory
     )
     if scenario.is_warm:
         engine.warm_up()

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from benchmarks.gpu.shapes import TINY, TINY_GEMMA3, Shape
 from deployments.contract.sampling_params import SamplingParams

@@ -45,11 +45,7 @@ class Rested:
         self.length = min(LENGTH, loaded.text_config.max_position_embeddings)
         # A step's tokens are few enough for a prompt to take several.
         limits = EngineLimits(
-            3,
-            self.length,
-            self.length // 5,
-            prefix_caching=prefix_caching,
-            block_size=BLOCK_SIZE,
+            3, self.length, self.length // 5, prefix_caching=prefix_caching, block_size=BLOCK_SIZE
         )
         self.clock = HandClock()
         self.engine = Engine(loaded, limits)

@@ -241,10 +241,7 @@ def test_a_captured_mixed_step_costs_a_single_launch_of_flash_attention(
 @families
 @pytest.mark.parametrize("lengths", [(20,), (20, 7, 30, 12)])
 def test_a_mixed_step_costs_two_more_whatever_its_number_of_prompts(
-    make_model: MakeModel,
-    budget: int,
-    lengths: tuple[int, ...],
-    monkeypatch: pytest.MonkeyPatch,
+    make_model: MakeModel, budget: int, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = per_layer(make_model, lambda steps: steps.mixed(4, *lengths), monkeypatch)
     assert found <= budget + 2  # another call of flash attention, and both outputs joined

@@ -15,11 +15,7 @@ def test_features_are_read_off_the_model() -> None:
     assert features_of(llama()) == ["keys for every head"]
     assert features_of(llama3()) == ["grouped queries", "scaled rotary positions"]
     assert features_of(mistral()) == ["grouped queries", "sliding window"]
-    assert features_of(qwen3_moe()) == [
-        "grouped queries",
-        "norms on queries and keys",
-        "experts",
-    ]
+    assert features_of(qwen3_moe()) == ["grouped queries", "norms on queries and keys", "experts"]
     assert features_of(gpt2()) == ["keys for every head", "learned positions"]
     assert features_of(gemma2()) == [
         "grouped queries",

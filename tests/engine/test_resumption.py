@@ -60,10 +60,7 @@ KINDS: Mapping[str, SamplingParams] = {
     ),
     "regex": replace(DRAWN, grammar=LLMatcher.grammar_from_regex("([a-f]{2,9}[.] ){20}")),
     "min_tokens": replace(
-        DRAWN,
-        min_tokens=NUM_INDICES + 1,
-        ignore_eos=False,
-        logit_bias=((EOS_TOKEN_ID, 20.0),),
+        DRAWN, min_tokens=NUM_INDICES + 1, ignore_eos=False, logit_bias=((EOS_TOKEN_ID, 20.0),)
     ),
     "penalties": replace(
         DRAWN, presence_penalty=0.8, frequency_penalty=0.4, repetition_penalty=1.3

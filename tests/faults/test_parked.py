@@ -97,9 +97,7 @@ def note_displaced(monkeypatch: pytest.MonkeyPatch) -> list[Permit]:
 
 @pytest.mark.slow
 async def test_a_parked_answer_that_is_not_streamed_only_takes_longer(
-    client: httpx.AsyncClient,
-    replicas: list[GeneratorReplica],
-    monkeypatch: pytest.MonkeyPatch,
+    client: httpx.AsyncClient, replicas: list[GeneratorReplica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_run, "PARK_AFTER_S", 0)
     whole = (await client.post(CHAT, json=SEEDED)).json()
@@ -115,9 +113,7 @@ async def test_a_parked_answer_that_is_not_streamed_only_takes_longer(
 
 @pytest.mark.slow
 async def test_a_client_that_leaves_a_parked_stream_frees_it(
-    client: httpx.AsyncClient,
-    replicas: list[GeneratorReplica],
-    monkeypatch: pytest.MonkeyPatch,
+    client: httpx.AsyncClient, replicas: list[GeneratorReplica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_run, "PARK_AFTER_S", 0)
     lots: list[ParkingLot] = []

@@ -51,11 +51,7 @@ def test_configuration_differs_from_the_root_only_where_a_cluster_must() -> None
     }
     assert (
         _differences(root, base)
-        <= {
-            "/http_options/host",
-            "/applications/0/args/auth/api_keys_file",
-        }
-        | of_deployments
+        <= {"/http_options/host", "/applications/0/args/auth/api_keys_file"} | of_deployments
     )
 
 

@@ -82,10 +82,7 @@ async def aimed(
     """Serve these behaviours, and yield a sender to them."""
     server = MockServer(Script(*behaviours), keeps_requests=True)
     observer = Noting()
-    async with (
-        serving(server, "127.0.0.1", 0) as port,
-        stamped_session(time.monotonic) as session,
-    ):
+    async with serving(server, "127.0.0.1", 0) as port, stamped_session(time.monotonic) as session:
         target = Target(URL(f"http://127.0.0.1:{port}{path}"), headers or {}, secrets)
         sender = Sender(
             session, target, api or chat_api(), limits or TimeLimits(), time.monotonic, observer

@@ -4,14 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.training.drawings import (
-    COLOURS,
-    SHAPES,
-    Drawing,
-    Rgb,
-    answer_about,
-    random_drawing,
-)
+from models.training.drawings import COLOURS, SHAPES, Drawing, Rgb, answer_about, random_drawing
 
 
 def drawing(shape: str, colour: str, *, fill: Rgb = (255, 0, 0), smooth: bool = False) -> Drawing:

@@ -12,13 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import CrossEncoder
 from tokenizers import processors
-from transformers import (
-    AlbertConfig,
-    BertConfig,
-    DistilBertConfig,
-    PreTrainedModel,
-    RobertaConfig,
-)
+from transformers import AlbertConfig, BertConfig, DistilBertConfig, PreTrainedModel, RobertaConfig
 
 from deployments.contract.pooling import PoolingInput, PoolingRequest, TextPair
 from deployments.contract.unsupported_model import UnsupportedModelError

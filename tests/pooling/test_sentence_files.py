@@ -144,9 +144,7 @@ def test_lower_case_needs_a_fast_tokenizer(folder: Path, monkeypatch: pytest.Mon
 def test_only_dimensions_that_the_vectors_have_are_told(tmp_path: Path) -> None:
     for index, (width, told) in enumerate([(16, (8, 16)), (8, (8,)), (4, None)]):
         folder = save_embedder(
-            tmp_path / str(index),
-            lambda: bert(matryoshka_dimensions=[16, 8]),
-            truncate_dim=width,
+            tmp_path / str(index), lambda: bert(matryoshka_dimensions=[16, 8]), truncate_dim=width
         )
         found = describe_files(embed_spec(folder)).embedding
         assert found is not None

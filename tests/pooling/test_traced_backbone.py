@@ -14,15 +14,7 @@ from deployments.pooling.packed_backbone import PackedBackbone, pad
 from deployments.pooling.pooling_model import PoolingModel
 from deployments.pooling.probe_texts import ProbeTexts
 from deployments.pooling.traced_backbone import TracedBackbone
-from tests.pooling.tiny_classifiers import (
-    LAYOUTS,
-    MODELS,
-    bert,
-    gpt2,
-    modernbert,
-    qwen2,
-    roberta,
-)
+from tests.pooling.tiny_classifiers import LAYOUTS, MODELS, bert, gpt2, modernbert, qwen2, roberta
 from tests.pooling.tiny_folder import framing_tokenizer
 
 pytestmark = pytest.mark.slow

@@ -11,12 +11,7 @@ from ray.serve.config import HTTPOptions
 from benchmarks.free_port import free_port
 from tests.browser import launched
 from tests.deployments.tiny_folder import save_text_model
-from tests.ray.serve_run import (
-    Server,
-    haproxy_environment,
-    serving,
-    shipped_config,
-)
+from tests.ray.serve_run import Server, haproxy_environment, serving, shipped_config
 from tests.ray.twins import Twins, serve_twins
 from tests.recording_proxy import RecordingProxy, recording_proxy
 
@@ -115,9 +110,7 @@ def proxy() -> Iterator[RecordingProxy]:
 
 @pytest.fixture(scope="package", params=["plain", "haproxy"])
 def shipped_server(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    proxy: RecordingProxy,
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, proxy: RecordingProxy
 ) -> Iterator[Server]:
     """Serve the shipped file as `make serve` does; without HAProxy only in the soak.
 

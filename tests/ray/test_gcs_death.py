@@ -17,12 +17,7 @@ from benchmarks.free_port import free_port
 from tests.faults.served.answer import assert_equal, opened, read
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import DEADLINE_S, reached
-from tests.ray.serve_run import (
-    Server,
-    haproxy_environment,
-    serving,
-    shipped_config,
-)
+from tests.ray.serve_run import Server, haproxy_environment, serving, shipped_config
 
 NUM_ROUNDS = 3
 RECONNECT_TIMEOUT_S = 300

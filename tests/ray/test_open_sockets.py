@@ -10,10 +10,7 @@ import httpx
 import pytest
 
 from tests.ray.open_sockets import TcpListener, UnixListener, tcp_listeners, unix_listeners
-from tests.ray.serve_run import (
-    ROOT,
-    Server,
-)
+from tests.ray.serve_run import ROOT, Server
 
 HOST = "127.0.0.1"
 EVERY_INTERFACE = "::"

@@ -16,12 +16,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from models.training.corpus import load_corpus
 from models.training.drawings import answer_about, random_drawing
 from tests.images import data_uri
-from tests.ray.serve_run import (
-    READY_DEADLINE_S,
-    STOP_DEADLINE_S,
-    Server,
-    wait_until,
-)
+from tests.ray.serve_run import READY_DEADLINE_S, STOP_DEADLINE_S, Server, wait_until
 from tests.recording_proxy import RecordingProxy
 
 ANSWERS = {entry.name: entry.answer for entry in load_corpus()}

@@ -139,10 +139,7 @@ def serve_twins(base_url: str, folder: Path) -> Twins:
     operator = ApiKey.model_validate({**key("bob", BOB).model_dump(), "scopes": ["operate"]})
     keys = KeyRing((key("alice", ALICE, requests_per_minute=MAX_REQUESTS_PER_MINUTE), operator))
     model = serve.deployment(
-        name=MODEL,
-        ray_actor_options=options,
-        max_ongoing_requests=512,
-        num_replicas=NUM_REPLICAS,
+        name=MODEL, ray_actor_options=options, max_ongoing_requests=512, num_replicas=NUM_REPLICAS
     )(HeldGenerator).bind(
         spec(
             folder,

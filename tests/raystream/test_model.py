@@ -200,12 +200,7 @@ async def test_to_leave_the_loop_frees_the_place(
 
 
 async def test_texts_are_classified_and_embedded() -> None:
-    parts = AppParts(
-        config(),
-        {},
-        {"c": FakeClassifier()},
-        {"e": FakeEmbedder()},
-    )
+    parts = AppParts(config(), {}, {"c": FakeClassifier()}, {"e": FakeEmbedder()})
     labelled = await model_over(parts, "c").classify(("one", "TWO"), top_k=1)
     assert [text.label for text in labelled.data] == ["small", "capital"]
     assert [len(text.scores) for text in labelled.data] == [1, 1]

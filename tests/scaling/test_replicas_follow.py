@@ -51,10 +51,7 @@ async def test_replicas_come_with_forty_clients_although_one_dies_and_go_with_th
 
 @pytest.mark.soak
 async def test_bursts_do_not_make_replicas_come_and_go(
-    client: httpx.AsyncClient,
-    deployed: Deployed,
-    replicas: Replicas,
-    record: Record,
+    client: httpx.AsyncClient, deployed: Deployed, replicas: Replicas, record: Record
 ) -> None:
     await reached(lambda: len(replicas.alive) == 1)
     scaling = deployed.section(MODEL_SECTION)["autoscaling_config"]
@@ -80,10 +77,7 @@ async def burst(client: httpx.AsyncClient, load: Load) -> None:
 
 @pytest.mark.soak
 async def test_a_ramp_and_silence(
-    client: httpx.AsyncClient,
-    deployed: Deployed,
-    replicas: Replicas,
-    record: Record,
+    client: httpx.AsyncClient, deployed: Deployed, replicas: Replicas, record: Record
 ) -> None:
     await reached(lambda: len(replicas.alive) == 1)
     load = Load()

@@ -15,14 +15,7 @@ from tests.ray.serve_run import Server
 from tests.scaling.conftest import TO_ZERO_DELAY_S
 from tests.scaling.load import Load
 
-PROBES = (
-    "/live",
-    "/ready",
-    "/health",
-    "/v1/models",
-    "/v1/models/pydoc-chat",
-    "/v1/devices",
-)
+PROBES = ("/live", "/ready", "/health", "/v1/models", "/v1/models/pydoc-chat", "/v1/devices")
 NUM_AT_ONCE = 50
 CHAT = "/v1/chat/completions"
 QUICK = about("os.stat", max_tokens=5)
@@ -56,9 +49,7 @@ async def probe(client: httpx.AsyncClient, seconds: float) -> int:
 
 @pytest.mark.usefixtures("asleep")
 @pytest.mark.parametrize(
-    "probed_s",
-    [2 * TO_ZERO_DELAY_S, pytest.param(60, marks=pytest.mark.soak)],
-    ids=["6 s", "60 s"],
+    "probed_s", [2 * TO_ZERO_DELAY_S, pytest.param(60, marks=pytest.mark.soak)], ids=["6 s", "60 s"]
 )
 async def test_a_model_sleeps_through_probes_and_a_new_ingress_and_requests_wake_it(
     client: httpx.AsyncClient, server: Server, replicas: Replicas, record: Record, probed_s: float

@@ -153,9 +153,7 @@ async def test_only_pages_of_allowed_origins_may_call_from_a_browser(
             preflight = await client.options(CHAT, headers={"origin": origin, **PREFLIGHT})
             refused = await client.post(CHAT, json=question(), headers={"origin": origin})
             answer = await client.post(
-                CHAT,
-                json=question(stream=True),
-                headers={"origin": origin, **bearer(ALICE)},
+                CHAT, json=question(stream=True), headers={"origin": origin, **bearer(ALICE)}
             )
             assert (refused.status_code, answer.status_code) == (401, 200)
             found = {each.headers.get("access-control-allow-origin") for each in (refused, answer)}

@@ -59,10 +59,7 @@ class WholeAnswers(httpx.BaseTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Return the answer when it has ended."""
         asked = httpx2.Request(
-            request.method,
-            str(request.url),
-            headers=request.headers.raw,
-            content=request.read(),
+            request.method, str(request.url), headers=request.headers.raw, content=request.read()
         )
         answer = self._transport.handle_request(asked)
         return httpx.Response(answer.status_code, headers=answer.headers.raw, content=answer.read())

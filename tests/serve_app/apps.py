@@ -31,11 +31,7 @@ class AppClient(httpx.AsyncClient):
         super().__init__(transport=self._asgi, base_url="http://test")
 
     async def ask(
-        self,
-        path: str,
-        body: object,
-        status: int = 200,
-        headers: Mapping[str, str] | None = None,
+        self, path: str, body: object, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> httpx.Response:
         """Post a body, and check the status of the answer; 500 is what a bug is answered with."""
         self._asgi.raise_app_exceptions = status != 500
@@ -45,11 +41,7 @@ class AppClient(httpx.AsyncClient):
         return answer
 
     async def refused(
-        self,
-        path: str,
-        body: object,
-        status: int = 400,
-        headers: Mapping[str, str] | None = None,
+        self, path: str, body: object, status: int = 400, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         """Post a body that is refused; check the status, and return the error."""
         error: dict[str, Any] = (await self.ask(path, body, status, headers)).json()["error"]

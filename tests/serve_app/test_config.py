@@ -155,9 +155,7 @@ def test_two_models_with_the_same_name_are_refused() -> None:
 def test_an_adapter_s_id_is_no_other_s() -> None:
     adapters = [{"id": "a", "source": "x"}, {"id": "b", "source": "x"}]
     with pytest.raises(ValidationError, match=r"of models and adapters must differ.*: b"):
-        AppConfig(
-            models=(model(id="m", engine="vllm", adapters=adapters), model(id="b")),
-        )
+        AppConfig(models=(model(id="m", engine="vllm", adapters=adapters), model(id="b")))
     with pytest.raises(ValidationError, match=r"of models and adapters must differ.*: a"):
         AppConfig(models=(model(id="m", engine="vllm", adapters=adapters[:1] * 2),))
 

@@ -87,11 +87,7 @@ def test_tokens_are_counted_for_each_model_and_key(metrics: IngressMetrics) -> N
     nameless.delivered()
     record(metrics).gained(8, None)  # a whole answer that fails is not sent
     assert numbers(metrics, PROMPT_TOKENS) == {("a", "alice"): 7, ("b", "bob"): 3}
-    assert numbers(metrics, DELIVERED_TOKENS) == {
-        ("a", "alice"): 5,
-        ("b", "bob"): 2,
-        ("a", ""): 1,
-    }
+    assert numbers(metrics, DELIVERED_TOKENS) == {("a", "alice"): 5, ("b", "bob"): 2, ("a", ""): 1}
 
 
 def test_moves_are_counted_by_their_reason(metrics: IngressMetrics) -> None:
@@ -99,10 +95,7 @@ def test_moves_are_counted_by_their_reason(metrics: IngressMetrics) -> None:
     for reason in (MoveReason.LOST, MoveReason.DRAINED, MoveReason.LOST):
         moving.moved(reason)
     assert moving.num_moves == 3
-    assert numbers(metrics, MOVES) == {
-        ("a", "lost"): 2,
-        ("a", "drained"): 1,
-    }
+    assert numbers(metrics, MOVES) == {("a", "lost"): 2, ("a", "drained"): 1}
 
 
 def test_series_of_all_models_begin_at_zero(metrics: IngressMetrics) -> None:

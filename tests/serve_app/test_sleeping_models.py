@@ -161,11 +161,7 @@ async def test_a_stream_tells_that_its_model_is_loaded_and_then_is_as_ever(
 
 @pytest.mark.parametrize(
     ("state", "status_code"),
-    [
-        (ServingState.SCALING, 200),
-        (ServingState.DOWN, 503),
-        (ServingState.FAILED, 503),
-    ],
+    [(ServingState.SCALING, 200), (ServingState.DOWN, 503), (ServingState.FAILED, 503)],
 )
 async def test_probes_of_a_model_without_a_replica_ask_none(
     client: Caller, state: ServingState, status_code: int

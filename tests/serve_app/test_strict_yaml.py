@@ -20,10 +20,7 @@ MISTAKES = [
     ("a: 'x\nb: 1\n", "1: the quote that begins here has no end"),
     ("a: [\n\n", "3: a bracket has no end"),
     ("[a]\nb = 1\n", "2: it does not continue what stands above: write KEY: VALUE"),
-    (
-        "a: [1\nb: 2\n",
-        "2: a ',' is missing, or the bracket that begins in line 1 has no end",
-    ),
+    ("a: [1\nb: 2\n", "2: a ',' is missing, or the bracket that begins in line 1 has no end"),
     (
         "a: 1\n  b: 2\n",
         "2: a ':' can't stand here: check how far the line is indented, or write the text in "

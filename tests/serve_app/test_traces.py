@@ -157,18 +157,10 @@ async def test_each_answer_has_a_call_of_its_own(client: AppClient, receiver: Re
 
 @pytest.mark.parametrize(
     ("is_death", "reason", "code"),
-    [
-        (True, "lost", "replica_unavailable"),
-        (False, "stopped", "generation_aborted"),
-    ],
+    [(True, "lost", "replica_unavailable"), (False, "stopped", "generation_aborted")],
 )
 async def test_a_stream_that_moves_stays_in_its_trace(
-    client: AppClient,
-    receiver: Receiver,
-    cuts: Cuts,
-    is_death: bool,
-    reason: str,
-    code: str,
+    client: AppClient, receiver: Receiver, cuts: Cuts, is_death: bool, reason: str, code: str
 ) -> None:
     number = 4 + is_death
     cuts.plan(f"moves{number}", [Cut(2, is_death)])

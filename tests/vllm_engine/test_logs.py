@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.vllm_engine.logs import (
-    SILENT,
-    VARIABLE,
-    Cause,
-    EngineLogs,
-    remove_inherited,
-)
+from deployments.vllm_engine.logs import SILENT, VARIABLE, Cause, EngineLogs, remove_inherited
 
 
 @pytest.fixture

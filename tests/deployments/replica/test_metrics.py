@@ -5,12 +5,7 @@ from deployments.contract.telemetry.memory_report import MemoryUse, MemoryWarnin
 from deployments.contract.telemetry.metric_store import Kind, MetricStore
 from deployments.contract.telemetry.metric_table import GENERATOR, POOLER
 from deployments.plan.replica_report import NO_WAITS, WaitReason, Waits
-from deployments.replica.metrics import (
-    GeneratorMetrics,
-    MemoryMetrics,
-    PoolerMetrics,
-    StreamClock,
-)
+from deployments.replica.metrics import GeneratorMetrics, MemoryMetrics, PoolerMetrics, StreamClock
 
 GENERATOR_NAMES = {
     "vllm_num_requests_running",
@@ -173,8 +168,7 @@ def test_inter_token_latency_is_weighted_by_tokens(
 
 
 def test_a_moved_stream_has_no_second_first_token_and_all_its_tokens(
-    store: MetricStore,
-    generator: GeneratorMetrics,
+    store: MetricStore, generator: GeneratorMetrics
 ) -> None:
     clock = StreamClock(generator, arrived_s=90.0, num_prompt_tokens=7, num_given_tokens=5)
     clock.observe(delta(1, begun_s=99.5), 100.0)

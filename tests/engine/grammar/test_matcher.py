@@ -99,9 +99,7 @@ def test_a_text_that_could_continue_ends_with_eos_but_not_before_min_tokens(
 ) -> None:
     bias = ((EOS_TOKEN_ID, 100.0),)
     text, reason = run(
-        {"type": "integer", "minimum": 10, "maximum": 99999},
-        logit_bias=bias,
-        min_tokens=min_tokens,
+        {"type": "integer", "minimum": 10, "maximum": 99999}, logit_bias=bias, min_tokens=min_tokens
     )
     assert (len(text), reason) == (length, FinishReason.STOP)
 

@@ -126,9 +126,7 @@ def test_a_pass_out_of_memory_fails_no_sequence_and_reports_its_size() -> None:
     ("fault", "num_releases"), [(short_above(2), 1), (short_above(0), 2), (failing("a"), 0)]
 )
 def test_the_devices_cache_is_emptied_when_memory_is_short_and_only_then(
-    monkeypatch: pytest.MonkeyPatch,
-    fault: Callable[[StepPlan], str | None],
-    num_releases: int,
+    monkeypatch: pytest.MonkeyPatch, fault: Callable[[StepPlan], str | None], num_releases: int
 ) -> None:
     released: list[torch.device] = []
     monkeypatch.setattr(step_recovery, "release_cache", released.append)

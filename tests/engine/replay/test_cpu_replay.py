@@ -51,8 +51,7 @@ DTYPES = [
 pytestmark = [
     pytest.mark.usefixtures("shared_traces", "threads"),
     pytest.mark.skipif(
-        not can_run() or not DTYPES,
-        reason="needs a processor with AVX2, and torch on libgomp",
+        not can_run() or not DTYPES, reason="needs a processor with AVX2, and torch on libgomp"
     ),
 ]
 
@@ -207,9 +206,7 @@ def run(engine: Engine, arrivals: list[tuple[int, SequenceRequest]]) -> dict[str
 @settings(max_examples=10, deadline=None)
 @given(arrivals=some_arrivals(), num_threads=st.integers(1, 2))
 def test_programs_give_the_same_tokens_as_call_by_call(
-    engines: tuple[Engine, Engine],
-    arrivals: list[tuple[int, SequenceRequest]],
-    num_threads: int,
+    engines: tuple[Engine, Engine], arrivals: list[tuple[int, SequenceRequest]], num_threads: int
 ) -> None:
     torch.set_num_threads(num_threads)
     found, expected = (run(engine, arrivals) for engine in engines)

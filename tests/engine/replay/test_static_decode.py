@@ -88,8 +88,4 @@ def test_a_step_on_the_host_takes_another_steps_places_into_its_own_memory() -> 
         assert (rows.places == taken.places).all()
     in_window = static.decode_places(WINDOW).rows
     assert in_window is not None
-    assert in_window.places.tolist() == [
-        [starts[0][1], starts[2][1]],
-        [4, 9 % WINDOW],
-        [5, WINDOW],
-    ]
+    assert in_window.places.tolist() == [[starts[0][1], starts[2][1]], [4, 9 % WINDOW], [5, WINDOW]]

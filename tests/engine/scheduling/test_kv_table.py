@@ -9,17 +9,8 @@ from hypothesis import strategies as st
 from deployments.contract.output import FinishReason
 from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.scheduling.kv_table import KVTable
-from deployments.engine.scheduling.prefixes import (
-    MIN_REUSED_TOKENS,
-    Holder,
-    num_stored_tokens,
-)
-from deployments.engine.scheduling.scheduler import (
-    DecodeRow,
-    PrefillChunk,
-    Scheduler,
-    StepPlan,
-)
+from deployments.engine.scheduling.prefixes import MIN_REUSED_TOKENS, Holder, num_stored_tokens
+from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, Scheduler, StepPlan
 from deployments.engine.scheduling.sequence import (
     Sequence,
     SequenceEvent,

@@ -63,10 +63,7 @@ def _picture() -> list[dict[str, Any]]:
         "image_url": {"url": data_uri(random_drawing(Random(15)).render())},
     }
     return [
-        {
-            "role": "user",
-            "content": [image, {"type": "text", "text": "What is in the picture?"}],
-        }
+        {"role": "user", "content": [image, {"type": "text", "text": "What is in the picture?"}]}
     ]
 
 
@@ -78,14 +75,10 @@ KINDS: Mapping[str, Body] = {
         response_format={"type": "json_schema", "json_schema": {"name": "rows", "schema": ROWS}},
     ),
     "regex": constrained(
-        "os.walk",
-        structured_outputs={"regex": "([a-z]{3,8} [0-9]{2,4}, ){40}end"},
+        "os.walk", structured_outputs={"regex": "([a-z]{3,8} [0-9]{2,4}, ){40}end"}
     ),
     "tools": constrained(
-        "json.dumps",
-        tools=[TOOL],
-        tool_choice="required",
-        parallel_tool_calls=False,
+        "json.dumps", tools=[TOOL], tool_choice="required", parallel_tool_calls=False
     ),
     "several": about("json.loads", **SEEDED, n=3),
     "logprobs": about("re.match", **SEEDED, logprobs=True, top_logprobs=5),

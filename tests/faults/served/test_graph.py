@@ -10,11 +10,7 @@ import httpx
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import Replicas, is_alive, kill
 
-STORY = {
-    "name": "story",
-    "route_prefix": "/story",
-    "import_path": "tests.faults.served.graph:app",
-}
+STORY = {"name": "story", "route_prefix": "/story", "import_path": "tests.faults.served.graph:app"}
 NUM_EARLY_CHARACTERS = 40
 
 

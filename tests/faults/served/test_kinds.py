@@ -35,10 +35,7 @@ def _contents(answer: Answer) -> list[tuple[dict[str, str], ...]]:
 
 
 async def read_and_kill(
-    client: httpx.AsyncClient,
-    body: Body,
-    num_tokens: int,
-    replicas: Replicas,
+    client: httpx.AsyncClient, body: Body, num_tokens: int, replicas: Replicas
 ) -> Answer:
     """Read some tokens, kill the replica that generates them, and read the rest."""
     async with opened(client, body) as stream:

@@ -32,11 +32,7 @@ QUICK = about("os.stat", max_tokens=5)
 pytestmark = pytest.mark.soak
 
 
-@pytest.fixture(
-    scope="module",
-    params=[False, True],
-    ids=["plain", "haproxy"],
-)
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "haproxy"])
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Cluster]:

@@ -67,12 +67,7 @@ class Client:
         self.late = asyncio.Event()
         self.sequence = sequence or SequenceRequest("r-first", (1, 2, 3), PARAMS)
         request = GenerationRequest(
-            "r",
-            "hi",
-            PARAMS,
-            may_park=may_park,
-            is_parked=is_parked,
-            num_deaths=num_deaths,
+            "r", "hi", PARAMS, may_park=may_park, is_parked=is_parked, num_deaths=num_deaths
         )
         self.run = EngineRun(
             cast("TextEngine", self.engine),

@@ -58,10 +58,7 @@ async def event_source(ping_interval_s: float = PING_INTERVAL_S) -> AsyncIterato
         return PlainTextResponse("ok")
 
     app = Starlette(
-        routes=[
-            Route("/stream", source.stream, methods=["POST"]),
-            Route("/quick", answer),
-        ]
+        routes=[Route("/stream", source.stream, methods=["POST"]), Route("/quick", answer)]
     )
     edge = ServerEdgeMiddleware(app)
     config = uvicorn.Config(edge, log_config=None, timeout_graceful_shutdown=1, lifespan="off")

@@ -40,8 +40,7 @@ def amazon_s_load_balancer_waits(r: Rendering) -> Iterator[str]:
             continue
         notes = ingress["metadata"].get("annotations", {})
         idle = re.search(
-            r"idle_timeout\.timeout_seconds=(\d+)",
-            notes.get(f"{ALB}load-balancer-attributes", ""),
+            r"idle_timeout\.timeout_seconds=(\d+)", notes.get(f"{ALB}load-balancer-attributes", "")
         )
         if idle is None or int(idle[1]) < r.limits["total_timeout_s"]:
             yield "the load balancer gives up before the server"

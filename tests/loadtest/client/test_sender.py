@@ -155,11 +155,7 @@ async def test_text_generation_counts_the_tokens_of_each_event() -> None:
     assert record.content_tokens == (2, 2, 2)
     assert record.token_source is TokenSource.EVENTS
     assert aim.server.bodies == [
-        {
-            "messages": [{"role": "user", "content": "hello"}],
-            "stream": True,
-            "user_id": "user-7",
-        }
+        {"messages": [{"role": "user", "content": "hello"}], "stream": True, "user_id": "user-7"}
     ]
 
 

@@ -29,11 +29,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def test_flag_names_may_have_hyphens_or_underscores(tmp_path: Path) -> None:
     path = written(tmp_path, "max-tokens: 5\nmax_inflight: 3\nqueues: [1, 2]\n")
-    assert read_config_file(path).settings == {
-        "max_tokens": 5,
-        "max_inflight": 3,
-        "queues": [1, 2],
-    }
+    assert read_config_file(path).settings == {"max_tokens": 5, "max_inflight": 3, "queues": [1, 2]}
 
 
 @pytest.mark.parametrize("mode", ["count", "duration"])

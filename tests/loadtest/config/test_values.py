@@ -5,13 +5,7 @@ from tests.offenders import for_each
 
 
 @for_each(
-    ("60s", 60),
-    ("2m", 120),
-    ("500ms", 0.5),
-    ("1h30m", 5400),
-    ("1.5s", 1.5),
-    ("7", 7),
-    (7, 7),
+    ("60s", 60), ("2m", 120), ("500ms", 0.5), ("1h30m", 5400), ("1.5s", 1.5), ("7", 7), (7, 7)
 )
 def test_durations_are_parsed_as_people_write_them(text: object, seconds: float) -> None:
     assert seconds_of(text) == pytest.approx(seconds)

@@ -76,11 +76,7 @@ async def test_the_record_is_reported_when_the_level_and_when_its_load_begins() 
     first, second = running.told
     assert first.ended_s == first.started_s == second.started_s
     assert ended == second.model_copy(
-        update={
-            "ended_s": ended.ended_s,
-            "lag_ms": ended.lag_ms,
-            "cpu_share": ended.cpu_share,
-        }
+        update={"ended_s": ended.ended_s, "lag_ms": ended.lag_ms, "cpu_share": ended.cpu_share}
     )
 
 

@@ -91,11 +91,7 @@ def test_an_openai_batch_is_asked_what_its_bodies_ask(tmp_path: Path) -> None:
     ("q.json", '["a", 1]', "item 2: neither a text nor an object"),
     ("q.json", '[{"query": "x"}]', "item 1: has none of prompt, question"),
     ("q.json", '[{"messages": []}]', "item 1: messages is not a list of messages"),
-    (
-        "q.json",
-        '[{"messages": [{"content": [1]}]}]',
-        "the last message's content is not a text",
-    ),
+    ("q.json", '[{"messages": [{"content": [1]}]}]', "the last message's content is not a text"),
     ("q.json", '[\n"a",\nb]', "q.json, line 3: not JSON: Expecting value"),
     ("q.jsonl", '"a"\n" "', "line 2: an empty text"),
     ("q.jsonl", '"a"\n\n{"prompt": "b"\n', "q.jsonl, line 3: not JSON: Expecting"),

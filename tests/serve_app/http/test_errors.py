@@ -203,14 +203,8 @@ async def test_an_id_that_serve_echoes_is_not_repeated(
         [{"role": "user", "content": [{"type": "text", "text": "a", "colour": "red"}]}],
         "messages[0].content[0].colour",
     ),
-    (
-        [{"role": "user", "content": [{"type": "text", "text": 5}]}],
-        "messages[0].content[0].text",
-    ),
-    (
-        [{"role": "user", "content": [{"type": "image_url"}]}],
-        "messages[0].content[0].image_url",
-    ),
+    ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "messages[0].content[0].text"),
+    ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].image_url"),
     (
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"colour": 1}}]}],
         "messages[0].content[0].image_url.colour",
@@ -235,10 +229,7 @@ async def test_the_error_names_the_path_of_the_field(
 @for_each(
     ({"type": "text", "colour": "red"}, "response_format.colour"),
     ({"type": "json_schema"}, "response_format.json_schema"),
-    (
-        {"type": "json_schema", "json_schema": {"name": "a"}},
-        "response_format.json_schema.schema",
-    ),
+    ({"type": "json_schema", "json_schema": {"name": "a"}}, "response_format.json_schema.schema"),
     (
         {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "colour": 1}},
         "response_format.json_schema.colour",

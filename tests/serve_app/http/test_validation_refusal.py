@@ -25,13 +25,7 @@ from tests.offenders import every, for_each
 from tests.serve_app.apps import JSON, client_of, make_app
 from tests.serve_app.fake_pooler import FakeClassifier
 from tests.serve_app.fakes import FakeBackend
-from tests.serve_app.http.body_samples import (
-    ALL_FORMATS,
-    ANY_OBJECT,
-    MESSAGES,
-    OLDER_TAG,
-    SAMPLES,
-)
+from tests.serve_app.http.body_samples import ALL_FORMATS, ANY_OBJECT, MESSAGES, OLDER_TAG, SAMPLES
 
 Path = tuple[int | str, ...]
 

@@ -245,12 +245,7 @@ def test_private_addresses_are_not_public(address: str) -> None:
     assert not is_public(address)
 
 
-@for_each(
-    "93.184.216.34",
-    "2606:2800:220:1::1",
-    "::ffff:93.184.216.34",
-    "64:ff9b::8.8.8.8",
-)
+@for_each("93.184.216.34", "2606:2800:220:1::1", "::ffff:93.184.216.34", "64:ff9b::8.8.8.8")
 def test_addresses_of_the_internet_are_public(address: str) -> None:
     assert is_public(address)
 

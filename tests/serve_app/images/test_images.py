@@ -147,13 +147,7 @@ def test_the_format_of_a_fetched_image_is_found_from_its_bytes(image_format: str
     assert check_image(data, LIMITS, "p").data == data
 
 
-@for_each(
-    b"",
-    b"<svg/>",
-    encoded("BMP"),
-    encoded("TIFF"),
-    encoded("PNG", (9, 9)),
-)
+@for_each(b"", b"<svg/>", encoded("BMP"), encoded("TIFF"), encoded("PNG", (9, 9)))
 def test_a_fetched_file_of_another_format_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidImageError) as caught:
         check_image(data, LIMITS, "p")

@@ -5,17 +5,7 @@ from starlette.types import Message
 
 from serve_app.middleware.auth import UnprotectedServerError, is_loopback, require_protection
 from tests.offenders import every
-from tests.serve_app.apps import (
-    ALICE,
-    BOB,
-    CHAT,
-    bearer,
-    client_of,
-    key,
-    make_app,
-    question,
-    ring,
-)
+from tests.serve_app.apps import ALICE, BOB, CHAT, bearer, client_of, key, make_app, question, ring
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fakes import FakeBackend
 
@@ -54,10 +44,7 @@ async def test_any_other_credentials_are_refused_in_openais_shape(backend: FakeB
                 answer = await client.post(CHAT, json=question(), headers=headers)
             assert answer.status_code == 401
             error = answer.json()["error"]
-            assert (error["type"], error["code"]) == (
-                "invalid_request_error",
-                "invalid_api_key",
-            )
+            assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
             assert answer.headers["x-should-retry"] == "false"
             assert answer.headers["x-request-id"]
             assert challenge is None or answer.headers["www-authenticate"] == challenge

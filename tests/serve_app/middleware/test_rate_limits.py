@@ -12,17 +12,7 @@ from serve_app.config import ApiKey
 from serve_app.keys.ledger import KeyLedger, Verdict
 from serve_app.middleware.rate_limits import RateLimitMiddleware, duration
 from tests.offenders import for_each
-from tests.serve_app.apps import (
-    ALICE,
-    BOB,
-    CHAT,
-    JSON,
-    bearer,
-    client_of,
-    make_app,
-    question,
-    ring,
-)
+from tests.serve_app.apps import ALICE, BOB, CHAT, JSON, bearer, client_of, make_app, question, ring
 from tests.serve_app.asgi_call import AsgiCall
 from tests.serve_app.fake_pooler import FakeClassifier
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
@@ -272,14 +262,7 @@ async def test_a_silent_ledger_times_out(backend: FakeBackend) -> None:
         assert (await ask(client)).status_code == 503
 
 
-@for_each(
-    (0, "0ms"),
-    (0.02, "20ms"),
-    (1, "1s"),
-    (1.25, "1.25s"),
-    (59.9999, "1m0s"),
-    (360, "6m0s"),
-)
+@for_each((0, "0ms"), (0.02, "20ms"), (1, "1s"), (1.25, "1.25s"), (59.9999, "1m0s"), (360, "6m0s"))
 def test_durations_are_written_as_openai_writes_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
     assert re.fullmatch(r"(\d+m)?[\d.]+s|\d+ms", text)

@@ -30,10 +30,7 @@ def app(config: AppConfig, backend: FakeBackend, clock: FakeClock) -> FastAPI:
 
 @pytest.fixture(params=["uvicorn", pytest.param("haproxy", marks=pytest.mark.slow)])
 async def port(
-    request: pytest.FixtureRequest,
-    app: FastAPI,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, app: FastAPI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[int]:
     async with on_uvicorn(app, monkeypatch) as port:
         if request.param == "uvicorn":

@@ -116,11 +116,7 @@ async def test_a_client_that_stops_reading_loses_only_its_own_stream(
     caplog.set_level(logging.INFO)
     backend = PouringBackend()
     whole = "x" * 1000 * 2000 + "end"
-    async with (
-        asyncio.timeout(DEADLINE_S),
-        served(backend, BLOCKED_S) as port,
-        silent_client(port),
-    ):
+    async with asyncio.timeout(DEADLINE_S), served(backend, BLOCKED_S) as port, silent_client(port):
         await backend.opened.wait()
         texts = await asyncio.gather(*(text_of(port) for _ in range(3)))
         stream = backend.endless[0]

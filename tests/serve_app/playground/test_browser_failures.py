@@ -7,10 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from playwright.async_api import Browser, expect
 
-from deployments.contract.errors import (
-    GenerationFailedError,
-    OverloadedError,
-)
+from deployments.contract.errors import GenerationFailedError, OverloadedError
 from deployments.contract.output import TextDelta
 from serve_app.backends.models import serving_states
 from serve_app.backends.models.serving_states import ServingState

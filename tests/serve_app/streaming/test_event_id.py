@@ -5,14 +5,7 @@ from hypothesis import strategies as st
 from deployments.contract.errors import InvalidRequestError
 from deployments.contract.sampling_params import MAX_SEED
 from serve_app.config import MAX_NUM_CHOICES
-from serve_app.streaming.event_id import (
-    DIGEST_BYTES,
-    EventId,
-    EventIds,
-    Mark,
-    SentPart,
-    checksum,
-)
+from serve_app.streaming.event_id import DIGEST_BYTES, EventId, EventIds, Mark, SentPart, checksum
 from tests.serve_app.sse_decoder import SseDecoder
 
 EVENT = b"data: x\n\n"

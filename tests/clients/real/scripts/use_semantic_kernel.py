@@ -72,9 +72,7 @@ async def second_turn() -> None:
 async def _tools(function: str, **options: Any) -> None:
     told = history("What is the weather in Rome?")
     await service().get_chat_message_content(
-        told,
-        settings(function_choice_behavior=offered(function), **options),
-        kernel=kernel(),
+        told, settings(function_choice_behavior=offered(function), **options), kernel=kernel()
     )
     assert "tool" in [message.role.value for message in told.messages]
 

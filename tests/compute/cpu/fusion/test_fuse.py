@@ -77,11 +77,7 @@ def test_every_chain_of_a_family_is_fused(name: str, dtype: torch.dtype) -> None
     layers = len(shape.windows)
     # Two additions per layer, each followed by a norm; Gemma also norms what it adds.
     norms = 1 + 2 * layers * (name in GEMMAS) + 2 * layers * (name in NORMED_HEADS)
-    expected: Counts = {
-        ops.rms_norm: norms,
-        ops.add_rms_norm: 2 * layers,
-        ops.rotate: 2 * layers,
-    }
+    expected: Counts = {ops.rms_norm: norms, ops.add_rms_norm: 2 * layers, ops.rotate: 2 * layers}
     # Gate and up projection are one product in Phi-3, and elsewhere where both can be prepacked.
     if name == "phi3" or can_prepack(dtype):
         if name not in GEMMAS:

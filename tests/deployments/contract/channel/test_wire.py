@@ -100,15 +100,7 @@ def test_garbage_is_refused_or_understood_and_never_a_crash(garbage: bytes) -> N
             continue
 
 
-@for_each(
-    b"",
-    b"\xc1",
-    b"\xff" * 9,
-    b"\x90",
-    b"\x93\x01\x02\x03",
-    b"\xd9\xff",
-    b"\x81\x90\x90",
-)
+@for_each(b"", b"\xc1", b"\xff" * 9, b"\x90", b"\x93\x01\x02\x03", b"\xd9\xff", b"\x81\x90\x90")
 def test_a_payload_that_is_no_hello_is_refused(payload: bytes) -> None:
     with pytest.raises(WireError):
         decode_hello(payload)

@@ -11,10 +11,7 @@ def test_a_sound_grammar_has_no_fault() -> None:
     assert examine(LLMatcher.grammar_from_lark('start: "a" | "b" start'), 5).fault is None
 
 
-@pytest.mark.parametrize(
-    "grammar",
-    ["{", LLMatcher.grammar_from_lark("start: missing"), ""],
-)
+@pytest.mark.parametrize("grammar", ["{", LLMatcher.grammar_from_lark("start: missing"), ""])
 def test_a_fault_is_reported(grammar: str) -> None:
     assert examine(grammar, 5).fault
 

@@ -22,12 +22,8 @@ from openai.types.chat.chat_completion_assistant_message_param import (
 from openai.types.chat.chat_completion_developer_message_param import (
     ChatCompletionDeveloperMessageParam,
 )
-from openai.types.chat.chat_completion_stream_options_param import (
-    ChatCompletionStreamOptionsParam,
-)
-from openai.types.chat.chat_completion_system_message_param import (
-    ChatCompletionSystemMessageParam,
-)
+from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
+from openai.types.chat.chat_completion_system_message_param import ChatCompletionSystemMessageParam
 from openai.types.chat.chat_completion_tool_message_param import ChatCompletionToolMessageParam
 from openai.types.chat.chat_completion_user_message_param import ChatCompletionUserMessageParam
 from openai.types.responses import (
@@ -55,12 +51,7 @@ from serve_app.api.messages.content_schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from serve_app.api.messages.schema import (
-    MessagesRequest,
-    MessagesTool,
-    OutputConfig,
-    PromptFields,
-)
+from serve_app.api.messages.schema import MessagesRequest, MessagesTool, OutputConfig, PromptFields
 from serve_app.api.openai.answer_schema import StreamOptions
 from serve_app.api.openai.prompt_schema import MessageBody
 from serve_app.api.responses.input_schema import (

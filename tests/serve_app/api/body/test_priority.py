@@ -40,11 +40,7 @@ class Served:
         self._backends = FakeBackend(), FakeClassifier(), FakeEmbedder(), FakeCrossEncoder()
         generator, classifier, embedder, cross_encoder = self._backends
         self._app = make_app(
-            generator,
-            keys,
-            classifier=classifier,
-            embedder=embedder,
-            cross_encoder=cross_encoder,
+            generator, keys, classifier=classifier, embedder=embedder, cross_encoder=cross_encoder
         )
 
     async def claims(self, path: str, body: Mapping[str, Any], secret: str = ALICE) -> list[Claim]:

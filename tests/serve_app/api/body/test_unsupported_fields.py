@@ -11,13 +11,8 @@ from serve_app.api.body.strict_body import StrictBody
 from serve_app.api.body.unsupported_fields import BODIES, UNSUPPORTED
 from serve_app.api.chat.schema import ChatRequest
 from serve_app.api.completions.schema import CompletionRequest
-from serve_app.api.messages.schema import (
-    MessagesRequest,
-    PromptFields,
-)
-from serve_app.api.responses.schema import (
-    ResponsesRequest,
-)
+from serve_app.api.messages.schema import MessagesRequest, PromptFields
+from serve_app.api.responses.schema import ResponsesRequest
 from tests.offenders import every, for_each
 from tests.serve_app.apps import Client
 
@@ -31,10 +26,7 @@ ANTHROPIC: dict[str, tuple[type[StrictBody], dict[str, Any]]] = {
         MessagesRequest,
         {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5},
     ),
-    "/v1/messages/count_tokens": (
-        PromptFields,
-        {"messages": [{"role": "user", "content": "hi"}]},
-    ),
+    "/v1/messages/count_tokens": (PromptFields, {"messages": [{"role": "user", "content": "hi"}]}),
 }
 
 

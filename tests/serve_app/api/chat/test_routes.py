@@ -32,10 +32,7 @@ AWKWARD = [
     '"',
 ]
 
-OTHER: list[Any] = [
-    [TextDelta((21, 22), "Bye")],
-    [TextDelta((23,), ".", FinishReason.LENGTH)],
-]
+OTHER: list[Any] = [[TextDelta((21, 22), "Bye")], [TextDelta((23,), ".", FinishReason.LENGTH)]]
 
 
 def usage(num_prompt_tokens: int, num_tokens: int, num_cached_tokens: int = 0) -> dict[str, Any]:

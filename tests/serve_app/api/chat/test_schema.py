@@ -117,11 +117,7 @@ async def test_values_that_ask_for_nothing_are_accepted(client: Client) -> None:
     assert (await client.post(CHAT, json={**HI, **harmless})).status_code == 200
 
 
-@for_each(
-    ("temprature", "temperature"),
-    ("logprob", "logprobs"),
-    ("zzzz", None),
-)
+@for_each(("temprature", "temperature"), ("logprob", "logprobs"), ("zzzz", None))
 async def test_an_unknown_field_is_refused_with_a_suggestion(
     field: str, hint: str | None, client: Client
 ) -> None:

@@ -330,11 +330,7 @@ async def test_an_answer_with_too_many_scores_is_refused_before_the_model_is_ask
 @pytest.mark.parametrize("shape", [V1, VLLM])
 @pytest.mark.parametrize(("num_texts", "is_on_loop"), [(10, True), (11, False)])
 async def test_a_large_answer_is_serialized_off_the_event_loop(
-    config: AppConfig,
-    monkeypatch: pytest.MonkeyPatch,
-    shape: str,
-    num_texts: int,
-    is_on_loop: bool,
+    config: AppConfig, monkeypatch: pytest.MonkeyPatch, shape: str, num_texts: int, is_on_loop: bool
 ) -> None:
     labels = tuple(f"label {number}" for number in range(MAX_SCORES_AT_ONCE // 10))
     app = build_app(

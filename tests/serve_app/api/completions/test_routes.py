@@ -211,11 +211,7 @@ async def test_openai_s_client_reads_the_same_text_streamed_and_whole(
 ) -> None:
     whole = await openai_client.completions.create(model="m", prompt="hi", echo=True)
     stream = await openai_client.completions.create(
-        model="m",
-        prompt="hi",
-        echo=True,
-        stream=True,
-        stream_options={"include_usage": True},
+        model="m", prompt="hi", echo=True, stream=True, stream_options={"include_usage": True}
     )
     chunks = [chunk async for chunk in stream]
     text = "".join(choice.text for chunk in chunks for choice in chunk.choices)

@@ -109,10 +109,7 @@ def test_an_answer_is_written_text_by_text() -> None:
 
 
 async def test_an_answer_that_would_be_too_long_is_refused_before_the_model_is_asked(
-    client: Client,
-    matryoshka: AppClient,
-    embedder: FakeEmbedder,
-    monkeypatch: pytest.MonkeyPatch,
+    client: Client, matryoshka: AppClient, embedder: FakeEmbedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MAX_NUMBERS, "float", 2 * WIDTH)
     monkeypatch.setitem(MAX_NUMBERS, "base64", 3 * WIDTH - 1)

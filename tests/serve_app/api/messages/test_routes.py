@@ -464,10 +464,7 @@ async def test_images_of_results_reach_the_model_in_the_user_s_turn_behind_them(
         assert [message.role for message in messages] == [
             "user", "assistant", "tool", "tool", "user",
         ]  # fmt: skip
-        assert [message.parts for message in messages[2:4]] == [
-            (TextPart(""),),
-            (TextPart("two"),),
-        ]
+        assert [message.parts for message in messages[2:4]] == [(TextPart(""),), (TextPart("two"),)]
         first, second, *rest = messages[4].parts
         assert isinstance(first, ImagePart)
         assert isinstance(second, ImagePart)

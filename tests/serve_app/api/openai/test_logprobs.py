@@ -32,8 +32,7 @@ both_surfaces = pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 
 
 def part(
-    first: tuple[int, bytes] | None,
-    *positions: tuple[tuple[tuple[int, bytes, float], ...], int],
+    first: tuple[int, bytes] | None, *positions: tuple[tuple[tuple[int, bytes, float], ...], int]
 ) -> PromptLogprobs:
     """Return positions packed as the engine does: their entries, the own one first, and a rank."""
     entries = [entry for position, _ in positions for entry in position]

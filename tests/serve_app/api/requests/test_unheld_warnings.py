@@ -158,11 +158,7 @@ async def test_other_requests_have_no_such_header(client: Client) -> None:
 @pytest.mark.parametrize("is_strict", [False, True])
 async def test_a_required_tool_is_treated_alike(config: AppConfig, is_strict: bool) -> None:
     function = {"name": "f", "parameters": schema_of(set[int]), "strict": is_strict}
-    body = {
-        **HI,
-        "tools": [{"type": "function", "function": function}],
-        "tool_choice": "required",
-    }
+    body = {**HI, "tools": [{"type": "function", "function": function}], "tool_choice": "required"}
     parts = AppParts(config, {"m": FakeBackend(tool_call_format="hermes")})
     async with client_of(build_app(parts)) as client:
         answer = await client.post(CHAT, json=body)

@@ -8,11 +8,7 @@ from jsonschema import Draft202012Validator
 from openai.types.responses import Response
 from PIL import Image
 
-from deployments.contract.errors import (
-    GenerationFailedError,
-    InvalidRequestError,
-    OverloadedError,
-)
+from deployments.contract.errors import GenerationFailedError, InvalidRequestError, OverloadedError
 from deployments.contract.messages import ChatMessage, ImagePart, TextPart
 from deployments.contract.output import FinishReason
 from deployments.contract.sampling_params import GRAMMAR_PARAM
@@ -406,12 +402,7 @@ async def test_every_event_is_what_the_document_says(caller: Client) -> None:
     assert not validator.is_valid({"type": "response.begun", "sequence_number": 0})
 
 
-@for_each(
-    {str(i): "" for i in range(17)},
-    {"a" * 65: ""},
-    {"a": "b" * 513},
-    {"a": {"b": "c"}},
-)
+@for_each({str(i): "" for i in range(17)}, {"a" * 65: ""}, {"a": "b" * 513}, {"a": {"b": "c"}})
 async def test_metadata_has_openai_s_bounds(metadata: dict[str, object], client: Client) -> None:
     error = await client.refused(RESPONSES, {**HI, "metadata": metadata})
     assert error["param"].startswith("metadata")

@@ -145,11 +145,7 @@ async def test_each_model_is_shown_with_its_state_and_its_replicas(cluster: Clus
         "num_moved_in": 1,
         "num_prompt_tokens": 100,
         "num_cached_tokens": 40,
-        "waits": {
-            "by_reason": {"memory": 1},
-            "longest_s": 2.5,
-            "service_gap_tokens": 120.0,
-        },
+        "waits": {"by_reason": {"memory": 1}, "longest_s": 2.5, "service_gap_tokens": 120.0},
         "keys": [
             {"key": "alice", "weight": 2.0, "num_waiting": 1, "served_tokens": 900.0},
             {"key": "bob", "weight": 1.0, "num_waiting": 0, "served_tokens": 300.0},
@@ -232,9 +228,7 @@ async def test_without_keys_only_a_server_on_the_loopback_shows_devices(
 
 
 async def test_a_replica_that_starts_tells_how_far_it_is(cluster: Cluster) -> None:
-    cluster.states = {
-        "m": DeploymentState(ServingState.RUNNING, "UPDATING", "", {"STARTING": 1}),
-    }
+    cluster.states = {"m": DeploymentState(ServingState.RUNNING, "UPDATING", "", {"STARTING": 1})}
     async with cluster.client() as client:
         chat, classifier = (await client.get(PATH)).json()["data"]
     assert chat["starting"] == [

@@ -42,10 +42,7 @@ def delivered(text: str, **labels: str) -> float:
 
 
 def app_of(
-    config: AppConfig,
-    host: str | None,
-    keys: KeyRing | None = None,
-    steps: Sequence[Step] = HELLO,
+    config: AppConfig, host: str | None, keys: KeyRing | None = None, steps: Sequence[Step] = HELLO
 ) -> FastAPI:
     metrics = IngressMetrics(["m"], "Ingress", "replica-1")
     models = {"m": FakeBackend(steps)}
@@ -113,10 +110,7 @@ def snapshot(replica: str, **numbers: float) -> Snapshot:
 
 def test_each_process_has_a_series_of_its_own_under_vllm_s_name() -> None:
     text = exposition(
-        [
-            snapshot("a", vllm_num_requests_running=2),
-            snapshot("b", vllm_num_requests_running=3),
-        ]
+        [snapshot("a", vllm_num_requests_running=2), snapshot("b", vllm_num_requests_running=3)]
     ).decode()
     assert text.splitlines() == [
         "# HELP vllm:num_requests_running Sequences, or texts' requests, that run.",

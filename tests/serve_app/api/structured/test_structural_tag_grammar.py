@@ -88,10 +88,7 @@ def test_the_older_shape_is_text_with_triggered_tags() -> None:
 @for_each(
     ({}, "exactly one"),
     ({"structures": [{"begin": "<f", "schema": SCHEMA, "end": ""}]}, "triggers"),
-    (
-        {"structures": [{"begin": "<g", "schema": {}, "end": ""}], "triggers": ["<f"]},
-        "'<g'",
-    ),
+    ({"structures": [{"begin": "<g", "schema": {}, "end": ""}], "triggers": ["<f"]}, "'<g'"),
     ({"format": triggered(triggers=["<g"])}, "'<f=one>'"),
     ({"format": {"type": "qwen_xml_parameter", "json_schema": {}}}, "qwen_xml_parameter"),
     ({"format": {"type": "any_text", "excludes": ["x"]}}, "excludes"),

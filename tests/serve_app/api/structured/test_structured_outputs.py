@@ -166,10 +166,7 @@ async def test_the_bodies_of_vllm_s_documentation_are_honoured(
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": "[1]"}}, "structured_outputs.json"),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
-    (
-        {"structured_outputs": {"structural_tag": "{}"}},
-        "structured_outputs.structural_tag.type",
-    ),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag.type"),
     (
         {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
         "structured_outputs.whitespace_pattern",
@@ -222,10 +219,7 @@ async def test_white_space_and_further_properties_are_as_the_options_say(client:
     assert takes(await grammar_for(client, client.backend, structured_outputs=wide), '{   "a":  1}')
 
 
-FORCED = {
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "required",
-}
+FORCED = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}
 
 
 async def test_a_forced_call_and_a_constraint_exclude_each_other(config: AppConfig) -> None:

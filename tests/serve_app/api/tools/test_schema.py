@@ -44,9 +44,7 @@ async def test_tools_reach_the_replica_unchanged(client: Client) -> None:
     assert client.backend.requests[0].tools == (
         Tool("get", "Gets.", '{"type": "object", "properties": {"città": {"type": "string"}}}'),
         Tool(
-            "no_args",
-            None,
-            '{"type": "object", "properties": {}, "additionalProperties": false}',
+            "no_args", None, '{"type": "object", "properties": {}, "additionalProperties": false}'
         ),
     )
 

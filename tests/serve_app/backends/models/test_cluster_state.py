@@ -10,11 +10,7 @@ from ray.serve._private.common import (
     DeploymentStatusTrigger,
     ReplicaState,
 )
-from ray.serve.schema import (
-    ApplicationStatus,
-    ApplicationStatusOverview,
-    DeploymentStatusOverview,
-)
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 
 from serve_app.backends.models import cluster_state
 from serve_app.backends.models.cluster_state import states_in, unnamed_state

@@ -6,12 +6,7 @@ from deployments.contract.channel.wire import MIN_INTERVAL_S
 from deployments.contract.errors import ReplicaUnavailableError
 from deployments.contract.generation import StreamKey
 from deployments.contract.output import FinishReason, TextDelta
-from serve_app.backends.replicas.stream_box import (
-    MAX_SHARE,
-    MAX_WAIT_S,
-    Rounds,
-    StreamBox,
-)
+from serve_app.backends.replicas.stream_box import MAX_SHARE, MAX_WAIT_S, Rounds, StreamBox
 from tests.stopped_clock import Clock, settle
 
 DELTAS = [TextDelta((i,), str(i)) for i in range(4)]

@@ -231,10 +231,7 @@ async def test_the_trace_of_a_planned_move_names_its_reason() -> None:
         await anext(aiter(stream))
         replicas.leave(0)
         await settle()
-    assert [each.trace for each in replicas.requests] == [
-        trace,
-        replace(trace, moved="drained"),
-    ]
+    assert [each.trace for each in replicas.requests] == [trace, replace(trace, moved="drained")]
 
 
 async def test_only_some_streams_move_at_the_same_time() -> None:

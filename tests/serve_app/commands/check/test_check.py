@@ -61,11 +61,7 @@ def test_mistyped_key_is_named_with_its_path_and_the_nearest_known_one() -> None
     ({"top": {"grpc_options": {"prt": 1}}}, "grpc_options.prt", "port"),
     ({"http": {"hots": "x"}}, "http_options.hots", "host"),
     ({"application": {"rout_prefix": "/"}}, "applications[0].rout_prefix", "route_prefix"),
-    (
-        {"application": {"runtime_env": {"pipp": []}}},
-        "applications[0].runtime_env.pipp",
-        "pip",
-    ),
+    ({"application": {"runtime_env": {"pipp": []}}}, "applications[0].runtime_env.pipp", "pip"),
     (
         {"application": {"autoscaling_policy": {"policy_functon": "a:b"}}},
         "applications[0].autoscaling_policy.policy_functon",
@@ -370,12 +366,7 @@ def test_a_file_that_can_not_be_read_is_named(
 
 
 def test_resources_that_take_vllms_environment_away_are_refused_with_what_to_write() -> None:
-    model: dict[str, Any] = {
-        "id": "m",
-        "source": "s",
-        "engine": "vllm",
-        "engine_python": "/envs/v",
-    }
+    model: dict[str, Any] = {"id": "m", "source": "s", "engine": "vllm", "engine_python": "/envs/v"}
     options: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1}
     application = {
         "import_path": "serve_app.app:build",

@@ -4,12 +4,7 @@ import pytest
 import yaml
 from ray.serve._private import constants
 
-from serve_app.commands.check.check import (
-    BUFSIZE,
-    ROOM_BYTES,
-    find_problems,
-    header_problems,
-)
+from serve_app.commands.check.check import BUFSIZE, ROOM_BYTES, find_problems, header_problems
 from serve_app.config import AppConfig
 from serve_app.shipped_files import parse_env
 

@@ -110,14 +110,7 @@ WRONG: list[tuple[dict[str, str | bytes], str]] = [
         {**LAYOUT, "model.safetensors": WHOLE, "config.json": '{"model_type": "nosuch"}'},
         "sets model_type to 'nosuch', which the installed transformers does not know",
     ),
-    (
-        {
-            **LAYOUT,
-            "model.safetensors": WHOLE,
-            "config.json": QUANTIZED,
-        },
-        "is quantized (awq)",
-    ),
+    ({**LAYOUT, "model.safetensors": WHOLE, "config.json": QUANTIZED}, "is quantized (awq)"),
     (LAYOUT, "has no model.safetensors"),
     ({**LAYOUT, "pytorch_model.bin": "x"}, "but pytorch_model.bin (pickled weights, which could"),
     ({**LAYOUT, "model.safetensors": WHOLE[:-1]}, "model.safetensors is cut off: it has"),
@@ -128,11 +121,7 @@ WRONG: list[tuple[dict[str, str | bytes], str]] = [
         "only git-lfs pointers lie in the folder in place of model.safetensors",
     ),
     (
-        {
-            **LAYOUT,
-            "model.safetensors.index.json": INDEX,
-            "1.safetensors": WHOLE,
-        },
+        {**LAYOUT, "model.safetensors.index.json": INDEX, "1.safetensors": WHOLE},
         "lacks 1 of the 2 files of weights that its index names, 2.safetensors among them",
     ),
     ({"config.json": LAYOUT["config.json"], "model.safetensors": WHOLE}, "has no tokenizer: "),

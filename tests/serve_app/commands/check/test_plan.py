@@ -301,10 +301,7 @@ def test_a_relative_source_starts_from_the_folder_of_the_file(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        (
-            '{"model_type": "bert", "id2label": ["a"]}',
-            "AttributeError: 'list' object has no a",
-        ),
+        ('{"model_type": "bert", "id2label": ["a"]}', "AttributeError: 'list' object has no a"),
         ("version https://git-lfs.github.com/spec/v1", "config.json; run `git lfs pull` there"),
     ],
 )

@@ -125,10 +125,7 @@ def test_a_variable_that_is_no_port_is_reported_in_one_line(
 
 
 def test_https_is_refused_in_haproxy_s_mode_and_without_its_files(
-    run: Run,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (port,) = free_ports(1)
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"

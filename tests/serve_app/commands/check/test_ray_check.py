@@ -44,11 +44,7 @@ NUMBER = {"env_vars": {"A": 1}}
         "whole",
     ),
     ({"model": {"ray_actor_options": {**OPTIONS, "resources": {"CPU": 1}}}}, MODEL, "num_cpus"),
-    (
-        {"model": {"max_replicas_per_node": 101}},
-        f"{MODEL}.max_replicas_per_node",
-        "[1, 100]",
-    ),
+    ({"model": {"max_replicas_per_node": 101}}, f"{MODEL}.max_replicas_per_node", "[1, 100]"),
     (
         {"model": {"placement_group_bundles": [{"CPU": 0.5}]}},
         f"{MODEL}.placement_group_bundles",

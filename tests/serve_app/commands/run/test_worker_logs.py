@@ -80,10 +80,7 @@ def test_a_worker_imports_from_the_working_directory_last(
             "more than 30s to initialize.\nThis may be caused by a slow __init__ or reconfigure "
             "method.",
         ),
-        (
-            logging.WARNING,
-            "Proxy actor readiness check for proxy on 5ba7 didn't complete in 5.0s.",
-        ),
+        (logging.WARNING, "Proxy actor readiness check for proxy on 5ba7 didn't complete in 5.0s."),
         (
             logging.ERROR,
             "Exception in Replica(id='9dxr6062', deployment='m', app='raystream'), the replica "

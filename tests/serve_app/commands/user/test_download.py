@@ -9,13 +9,7 @@ from typer.testing import CliRunner
 
 from deployments.contract.model_spec import ModelConfig
 from serve_app.commands.cli import app
-from serve_app.commands.user.download import (
-    DownloadError,
-    HubModel,
-    download,
-    hub_models,
-    wait,
-)
+from serve_app.commands.user.download import DownloadError, HubModel, download, hub_models, wait
 from tests.hub_configs import config_file
 
 SHA = "a" * 40

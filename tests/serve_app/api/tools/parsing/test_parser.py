@@ -320,10 +320,7 @@ def test_after_max_calls_nothing_is_reported() -> None:
 
 def test_a_broken_call_does_not_count_towards_max_calls() -> None:
     text = f"<tool_call>no</tool_call><tool_call>{CALL}</tool_call>"
-    assert parse(HERMES, [text], max_calls=1) == (
-        "<tool_call>no</tool_call>",
-        [("f", '{"a": 1}')],
-    )
+    assert parse(HERMES, [text], max_calls=1) == ("<tool_call>no</tool_call>", [("f", '{"a": 1}')])
 
 
 def test_the_cost_of_repeated_opening_marks_is_bounded_by_the_depth(
