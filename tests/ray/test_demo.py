@@ -78,6 +78,7 @@ def test_a_replica_is_killed_and_all_answers_are_equal(demo: Demo) -> None:
     assert {each.name for each in output.parent.iterdir()} <= {"output", "demo.svg", ".ray"}
 
 
+@pytest.mark.soak  # its twin, within one process: tests/serve_app/commands/user/demo/test_demo.py
 @pytest.mark.parametrize("demo", [("--parking",)], indirect=True)
 def test_a_slow_answer_is_parked_for_a_chat_and_is_equal(demo: Demo) -> None:
     process, output = demo

@@ -1,16 +1,25 @@
-"""The demo's end by a signal, with a small command in place of its server."""
+"""The demo with a small command, or an application in this process, in place of its server."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import psutil
 import pytest
+import yaml
 
 from serve_app.commands.user.demo import demo
+from serve_app.commands.user.demo.server import DemoServer, Size, demo_config
+from serve_app.config import AppConfig
+from serve_app.shipped_files import CONFIG
 from tests.ray.serve_run import ROOT, WITH_SIGNALS
+from tests.serve_app.local_server import local_server
 
 DEADLINE_S = 60
 DEMO = """
@@ -29,6 +38,16 @@ server._start = start
 server.DemoServer.wait_until_ready = wait_until_ready
 sys.exit(run_demo(is_plain=True, keep=False, svg=None))
 """
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Restore what the demo does to signals."""
+    changed = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(each) for each in changed]
+    yield
+    for number, handler in zip(changed, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.mark.slow
@@ -69,11 +88,28 @@ def test_a_picture_that_can_t_be_written_is_refused_before_the_server_starts(
     why: str,
 ) -> None:
     monkeypatch.delattr(demo, "serving")  # nothing is to be started
-    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        file = tmp_path / name
-        assert demo.run_demo(is_plain=True, keep=False, svg=file) == 1
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    file = tmp_path / name
+    assert demo.run_demo(is_plain=True, keep=False, svg=file) == 1
     assert capsys.readouterr().err == f"Error: {file}: {why.format(folder=tmp_path)}\n"
+
+
+@pytest.mark.slow
+def test_a_slow_answer_is_parked_for_a_chat_and_is_equal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The soak shows the same with the demo's own server: tests/ray/test_demo.py."""
+
+    @contextmanager
+    def serving_here(tell: object, size: Size) -> Iterator[DemoServer]:
+        (application,) = demo_config(yaml.safe_load(CONFIG.read_text()), 1, size)["applications"]
+        config = AppConfig.model_validate(application["args"])
+        with local_server(config) as local, local.listening() as url:
+            yield DemoServer(url, process=cast("Any", None), log=Path())
+
+    monkeypatch.setattr(demo, "serving", serving_here)
+    assert demo.run_demo(is_plain=True, keep=False, svg=None, parks=True) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "1 of 1 equal, 0 tokens lost"
+    batch, chat = (next(line for line in lines if line.startswith(f"{n}: ")) for n in (1, 2))
+    assert re.search(r"priority 5: .* parked after \d+ tokens with a pause of", batch)
+    assert "parked" not in chat
