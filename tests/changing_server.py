@@ -55,12 +55,12 @@ class ChangingServer:
         self.settle()
         return self._server
 
-    def settle(self) -> None:
+    def settle(self, deadline_s: float = DEADLINE_S) -> None:
         """Wait until the replicas of the file run, and no others; restore it if it was changed."""
         if self._is_changed:
             self._put(self.document)
             self._is_changed = False
-        wait_until(self._is_settled, DEADLINE_S, POLL_S)
+        wait_until(self._is_settled, deadline_s, POLL_S)
 
     @asynccontextmanager
     async def changeable(self) -> AsyncIterator[Deployed]:
