@@ -77,6 +77,11 @@ def memory_demand(
             itemsize=item_bytes,
         )
     step = step_bytes(max_batched_tokens, max_num_seqs)
+    layer_token_bytes = 2 * shape.num_kv_heads * shape.head_dim * item_bytes
+    if shape.has_images:
+        # A prompt with images fills a cache of its own, which is copied into its extents.
+        num_kept = sum(capacity * num_layers for capacity, num_layers in layers.items())
+        step += num_kept * layer_token_bytes
     # Gemma's images look ahead, which takes a mask; Qwen's don't, so only a window takes one.
     masked = set(shape.windows) - ({None} if shape.image_token_elements else set())
     if shape.has_images and masked:
@@ -91,7 +96,6 @@ def memory_demand(
         step += penalty_bytes(
             num_seqs=max_num_seqs, max_model_len=max_model_len, vocab_size=shape.vocab_size
         )
-    layer_token_bytes = 2 * shape.num_kv_heads * shape.head_dim * item_bytes
     return MemoryDemand(
         weight_bytes=weight_bytes,
         # The tower runs before the text model, on images of at most all tokens of a sequence.

@@ -1,14 +1,14 @@
 """Small steps with prompts as captured CUDA graphs, on a GPU that reads extents by length.
 
-Launching the kernels of a step from Python takes as long as computing some 500 tokens, and each
+Launching the kernels of a step from Python takes as long as computing some 1,000 tokens, and each
 launch may wait for Python's lock. So a step of few tokens, decode rows and chunks together, is
 padded to one of a few sizes (`mixed_sizes`), and each is a graph. Decode rows are sequences with
 one query: all attend in one call. A sequence without queries is padding, and so are rows of no
 sequence, which store into the spare token.
 
-A step takes a graph only if it fits: not more than `MAX_MIXED_TOKENS` tokens, `MAX_SEQS` sequences
-and as many rows that are due, no chunk that outgrows its window, and no decode row that reads more
-than `MAX_DECODE_READ` tokens.
+A step takes a graph only if it fits: no more tokens than the largest size, `MAX_SEQS` sequences and
+as many rows that are due, no chunk that outgrows its window, and no decode row that reads more than
+`MAX_DECODE_READ` tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from deployments.plan.graph_sizes import mixed_sizes
 
 MAX_SEQS = 64
 """The most sequences of a captured step. Flash attention starts a block for each, and for a step of
-`MAX_MIXED_TOKENS` tokens that are few; more decode rows amortise the launches of a plain step."""
+hundreds of tokens that are few; more decode rows amortise the launches of a plain step."""
 
 MAX_DECODE_READ = 4096
 """The most tokens that a decode row of a captured step reads in a layer. Flash attention splits a

@@ -25,7 +25,6 @@ from deployments.engine.replay import cuda_mixed, cuda_replay
 from deployments.engine.replay.cuda_mixed import MixedSteps
 from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, StepPlan
 from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
-from deployments.plan.graph_sizes import MAX_MIXED_TOKENS
 from tests.engine.fake_graphs import FakeCapturer
 from tests.engine.fake_varlen import FakeVarlen
 from tests.engine.layouts import for_each_captured_layout
@@ -166,9 +165,13 @@ def test_steps_with_chunks_have_no_size_beyond_the_most_tokens_of_a_step(
     varlen: FakeVarlen,
 ) -> None:
     kv = Decoding(qwen2, 0, reads_by_length=True).kv
-    sizes = [size.num_tokens for size in MixedSteps(kv, 4, 100).sizes]
-    assert sizes == [128, 64]
-    assert max(size.num_tokens for size in MixedSteps(kv, 4, 8192).sizes) == MAX_MIXED_TOKENS
+
+    def sizes(max_batched_tokens: int) -> list[int]:
+        return [size.num_tokens for size in MixedSteps(kv, 4, max_batched_tokens).sizes]
+
+    assert sizes(64) == [64]
+    assert sizes(100) == [128, 64]
+    assert sizes(8192) == sizes(1024) == [1024, 768, 512, 384, 256, 192, 128, 64]
 
 
 def test_a_long_decode_row_attends_in_a_call_of_its_own(
