@@ -304,6 +304,39 @@ class TracingConfig(StrictModel):
         return TracingSettings(self.otlp_endpoint, self.sample_ratio)
 
 
+class JobsConfig(StrictModel):
+    """Files and batches that are kept on disk; off unless there is a folder."""
+
+    folder: str | None = Field(default=None, min_length=1)
+    """The folder for files, batches and their results, as an absolute path; its parent must exist.
+    It holds prompts and answers, and only the server's user may enter it. All ingresses must run on
+    one node. null keeps nothing on disk, and `/v1/files` and `/v1/batches` are refused.
+    """
+    expires_after_s: float = Field(default=30 * 86400, ge=3600, le=3650 * 86400)
+    """Seconds after which a file is erased, and a batch that long after its end."""
+    max_file_bytes: int = Field(default=200 * 2**20, ge=1024)
+    """Size of one file that is uploaded."""
+    max_stored_bytes: int = Field(default=4 * 2**30, ge=1024)
+    """Size of all files of one API key, or of all clients without keys; so in the next two."""
+    max_num_files: int = Field(default=10_000, ge=1)
+    """Files of one API key."""
+    max_num_batches: int = Field(default=10_000, ge=1)
+    """Batches of one API key, ended ones included."""
+    max_num_lines: int = Field(default=50_000, ge=1)
+    """Requests of one batch."""
+    max_running_lines: int = Field(default=64, ge=1, le=4096)
+    """Requests of batches that each ingress runs at once. To fill a model alone, all ingresses
+    together need as many as its `max_num_seqs`.
+    """
+
+    @field_validator("folder")
+    @classmethod
+    def _check_absolute(cls, folder: str | None) -> str | None:
+        if folder is not None and not os.path.isabs(folder):
+            raise ValueError("write an absolute path: Ray starts the ingresses in its own folders")
+        return folder
+
+
 class AppConfig(StrictModel):
     """Everything that the composition root needs."""
 
@@ -317,6 +350,8 @@ class AppConfig(StrictModel):
     """The keys that clients need, or permission to do without."""
     cors: CorsConfig = CorsConfig()
     """Which web pages may call the server from a browser."""
+    jobs: JobsConfig = JobsConfig()
+    """Where files and batches are kept, and how much of them."""
     access_log: bool = True
     """Whether each request writes a line of JSON to the ingress's log file, without prompts and
     answers.

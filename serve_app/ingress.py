@@ -34,11 +34,13 @@ from deployments.contract.model_spec import ModelSpec
 from deployments.contract.telemetry.tracing import SpanKind, Tracer, open_tracer
 from deployments.replica.ray_metrics import RayMetrics
 from deployments.replica.start_board import read_starts
+from serve_app.api.batches.routes import BatchesApi
 from serve_app.api.chat.routes import ChatApi
 from serve_app.api.classify.routes import ClassifyApi
 from serve_app.api.completions.routes import CompletionsApi
 from serve_app.api.docs import DescribedApp, install_docs
 from serve_app.api.embeddings.routes import EmbeddingsApi
+from serve_app.api.files.routes import FORM_BYTES, FilesApi
 from serve_app.api.messages.routes import MessagesApi
 from serve_app.api.requests.context import ApiContext
 from serve_app.api.rerank.routes import RerankApi
@@ -66,7 +68,10 @@ from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig
 from serve_app.http.errors import install_error_handlers
 from serve_app.http.request_id import RequestIdMiddleware
+from serve_app.http.standing import ANYONE, Standing
 from serve_app.images.fetcher import ImageFetcher, ImageSource
+from serve_app.jobs.batch_runner import BatchRunner
+from serve_app.jobs.jobs import Jobs
 from serve_app.keys.access import OperatorAccess
 from serve_app.keys.api_keys import KeyRing
 from serve_app.metrics import IngressMetrics
@@ -74,6 +79,7 @@ from serve_app.middleware.access_log import AccessLogMiddleware
 from serve_app.middleware.auth import AuthMiddleware, is_loopback, require_protection
 from serve_app.middleware.gateway_headers import GatewayHeadersMiddleware
 from serve_app.middleware.head_requests import HeadMiddleware
+from serve_app.middleware.in_process import InProcessRoutes
 from serve_app.middleware.rate_limits import RateLimitMiddleware
 from serve_app.middleware.request_guard import RequestGuardMiddleware
 from serve_app.middleware.slow_reader import SlowReaderMiddleware
@@ -95,6 +101,8 @@ SURFACES: Final = (
     EmbeddingsApi,
     RerankApi,
     ScoreApi,
+    FilesApi,
+    BatchesApi,
     ModelsApi,
     DevicesApi,
     StatusApi,
@@ -142,6 +150,7 @@ def build_app(parts: AppParts) -> FastAPI:
     limits = parts.config.limits
     states = ServingStates(parts.ask_states)
     catalog = catalog_of(parts, states)
+    jobs = Jobs.of(parts.config.jobs, parts.clock.unix_s)
     app = DescribedApp(
         model_ids=list(parts.generators),
         classifier_ids=list(parts.classifiers),
@@ -155,7 +164,7 @@ def build_app(parts: AppParts) -> FastAPI:
         redirect_slashes=False,
         # With any global tracer provider it would emit query strings, with the secrets in them.
         telemetry={"tracing": False, "metrics": False, "logs": False},
-        lifespan=_lifespan(catalog, parts),
+        lifespan=_lifespan(catalog, parts, jobs),
         middleware=list(_middleware(parts)),
     )
     app.state.limits = limits
@@ -171,31 +180,50 @@ def build_app(parts: AppParts) -> FastAPI:
         devices=Devices(parts.config.models, states, parts.devices),
         operators=OperatorAccess(is_local=is_loopback(parts.host)),
         snapshots=parts.snapshots or Snapshots(parts.metrics.store.snapshot),
+        jobs=jobs,
     )
     _install_surfaces(app, context)
     return app
 
 
 def _lifespan(
-    catalog: ModelCatalog, parts: AppParts
+    catalog: ModelCatalog, parts: AppParts, jobs: Jobs | None
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     """Return a lifespan that asks every model for its description at startup, and runs watches.
 
-    Otherwise the first request to a model would wait for the description too.
+    Otherwise the first request to a model would wait for the description too. Batches are run as
+    long as the application is.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(each()) for each in (catalog.get_all, *parts.watches)]
+        watches = [catalog.get_all, *parts.watches]
+        if jobs is not None:
+            watches.append(_batch_runner(app, parts, jobs).run)
+        tasks = [asyncio.create_task(each()) for each in watches]
         yield
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+        if jobs is not None:
+            await jobs.store.close()
         await asyncio.gather(*(close() for close in parts.on_shutdown))
         if parts.tracer is not None:
             await asyncio.to_thread(parts.tracer.close)
 
     return lifespan
+
+
+def _batch_runner(app: FastAPI, parts: AppParts, jobs: Jobs) -> BatchRunner:
+    """Return what runs batches by the application's own routes."""
+    keys = parts.keys
+    standings = {key.name: Standing.of_key(key) for key in (() if keys is None else keys.keys)}
+    if keys is None:
+        standings[""] = ANYONE
+    ask = InProcessRoutes(
+        app, writes_log=parts.config.access_log, meter=parts.metrics, tracer=parts.tracer
+    )
+    return BatchRunner(jobs, parts.config.limits, ask, standings.get, parts.metrics)
 
 
 def _install_surfaces(app: FastAPI, context: ApiContext) -> None:
@@ -224,7 +252,7 @@ def _middleware(parts: AppParts) -> Iterator[Middleware]:
         yield Middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=("GET", "HEAD", "POST"),
+            allow_methods=("GET", "HEAD", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=("*",),
         )
@@ -232,7 +260,9 @@ def _middleware(parts: AppParts) -> Iterator[Middleware]:
         yield Middleware(AuthMiddleware, keys=keys)
     if parts.config.auth.trusted_gateway:
         yield Middleware(GatewayHeadersMiddleware, objectives=parts.config.auth.objectives or {})
-    yield Middleware(RequestGuardMiddleware, limits=limits)
+    jobs = parts.config.jobs
+    upload_bytes = 0 if jobs.folder is None else jobs.max_file_bytes + FORM_BYTES
+    yield Middleware(RequestGuardMiddleware, limits=limits, max_upload_bytes=upload_bytes)
     if keys is not None and keys.limited:
         assert ledger is not None, "keys with limits need a ledger"
         yield Middleware(RateLimitMiddleware, ledger=ledger)

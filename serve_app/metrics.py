@@ -55,8 +55,29 @@ PARKED_TIME: Final = Metric(
     "From the moment when a stream is parked until it goes on, or ends.",
     buckets=LATENCY_BUCKETS_S,
 )
+BATCH_LINES: Final = Metric(
+    "raystream_batch_lines_total",
+    Kind.COUNTER,
+    "Requests of batches that got their result: an answer, or an error.",
+    ("result",),
+)
+RUNNING_BATCHES: Final = Metric(
+    "raystream_batches_running",
+    Kind.GAUGE,
+    "Batches that this ingress runs.",
+    (),
+)
 
-INGRESS: Final = (REJECTIONS, MOVES, PROMPT_TOKENS, DELIVERED_TOKENS, PARKED, PARKED_TIME)
+INGRESS: Final = (
+    REJECTIONS,
+    MOVES,
+    PROMPT_TOKENS,
+    DELIVERED_TOKENS,
+    PARKED,
+    PARKED_TIME,
+    BATCH_LINES,
+    RUNNING_BATCHES,
+)
 """The metrics of an ingress."""
 
 MAX_GATEWAY_TENANTS: Final = 64
@@ -92,6 +113,14 @@ class IngressMetrics:
         for model_id in model_ids:
             self.store.open_series(model_id)
             self.store.gauge(PARKED.name, model_id)
+
+    def count_line(self, *, is_error: bool) -> None:
+        """Count a batch's line; see `batch_runner.Meter`."""
+        self.store.counter(BATCH_LINES.name, "error" if is_error else "answer").inc()
+
+    def running_batches(self, number: int) -> None:
+        """Note how many batches run; see `batch_runner.Meter`."""
+        self.store.gauge(RUNNING_BATCHES.name).set(number)
 
     def count_prompt(self, record: RequestRecord, num_tokens: int) -> None:
         """Count a prompt; see `Meter`."""

@@ -123,6 +123,42 @@ class WrongTaskError(InvalidRequestError):
     code = "wrong_task"
 
 
+class JobsDisabledError(RaystreamError):
+    """The server keeps no files and batches."""
+
+    status = 403
+    type = "permission_error"
+    code = "jobs_disabled"
+
+
+class JobNotFoundError(InvalidRequestError):
+    """The API key has no file or batch of this id."""
+
+    status = 404
+    code = "not_found"
+
+
+class JobLimitError(InvalidRequestError):
+    """The API key has as many files or batches as it may, or as large ones."""
+
+    status = 403
+    code = "job_limit_reached"
+
+
+class JobConflictError(InvalidRequestError):
+    """The state of the file or batch does not allow this."""
+
+    status = 409
+    code = "conflict"
+
+
+class JobsUnavailableError(RaystreamError):
+    """The store of files and batches can't be read or written."""
+
+    status = 503
+    code = "jobs_unavailable"
+
+
 class OverloadReason(StrEnum):
     """The limit that a refused request would exceed: a setting's name, but for the last two."""
 

@@ -15,6 +15,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import FileResponse
 from starlette.staticfiles import StaticFiles
 
+from serve_app.api.batches.schema import BatchRequest
 from serve_app.api.chat.schema import ChatChunk
 from serve_app.api.classify.schema import ClassifyBody, VllmClassifyBody
 from serve_app.api.completions.schema import CompletionChunk
@@ -62,6 +63,9 @@ EVENT_MODELS: Final[tuple[type[BaseModel], ...]] = (
 
 CLASSIFY_BODIES: Final = frozenset({ClassifyBody.__name__, VllmClassifyBody.__name__})
 """Names of the bodies whose `model` is a classifier."""
+
+JOB_BODIES: Final = frozenset({BatchRequest.__name__})
+"""Names of the bodies that name no model."""
 
 COMPARE_BODIES: Final = frozenset({RerankBody.__name__, ScoreBody.__name__})
 """Names of the bodies whose `model` compares texts."""
@@ -146,9 +150,10 @@ class DescribedApp(FastAPI):
     def _ids_for(self, operation: dict[str, Any]) -> list[str]:
         """Return the ids of the models that can answer an operation."""
         body = _body_of(operation)
-        if body is None:
+        name = None if body is None else body["schema"]["$ref"].rpartition("/")[2]
+        if name is None or name in JOB_BODIES:
             return self._model_ids + self._classifier_ids + self._embedder_ids
-        return self._ids(body["schema"]["$ref"].rpartition("/")[2])
+        return self._ids(name)
 
     def _ids(self, body: str) -> list[str]:
         """Return the ids of the models that a body can name."""
@@ -166,11 +171,12 @@ def _body_of(operation: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _add_examples(path: str, operation: dict[str, Any], model_id: str) -> None:
-    """Add the bodies that succeed with a model; the only parameter of paths is a model's id."""
+    """Add the bodies, and the ids in paths, that succeed with a model."""
     for parameter in operation.get("parameters", ()):
-        parameter["example"] = model_id
+        if parameter["name"] == "model_id":
+            parameter["example"] = model_id
     body = _body_of(operation)
-    if body is not None:
+    if body is not None and path in EXAMPLES:
         body["examples"] = {
             summary: {"summary": summary, "value": {"model": model_id, **fields}}
             for summary, fields in EXAMPLES[path].items()

@@ -107,12 +107,34 @@ class ChatClient:
             ChatError: There is none, or the server can't be asked.
         """
         async with self._requested("GET", path, None) as response:
-            try:
-                found = json.loads(await response.read())
-            except ValueError:
-                found = None
+            return await self._object(response)
+
+    async def post(self, path: str, body: Mapping[str, Any] | aiohttp.FormData) -> dict[str, Any]:
+        """Send JSON or a form below a path, and return the JSON object that is answered.
+
+        Raises:
+            ChatError: It was refused, or the server can't be asked.
+        """
+        async with self._requested("POST", path, body) as response:
+            return await self._object(response)
+
+    async def pieces(self, path: str) -> AsyncGenerator[bytes, None]:
+        """Yield the contents below a path as they come.
+
+        Raises:
+            ChatError: There are none, or the server can't be asked.
+        """
+        async with self._requested("GET", path, None) as response:
+            async for piece in response.content.iter_any():
+                yield piece
+
+    async def _object(self, response: aiohttp.ClientResponse) -> dict[str, Any]:
+        try:
+            found = json.loads(await response.read())
+        except ValueError:
+            found = None
         if not isinstance(found, dict):
-            raise ChatError(f"{self.url}{path} does not speak OpenAI's API")
+            raise ChatError(f"{response.url} does not speak OpenAI's API")
         return found
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[Delta | Notice, None]:
@@ -143,14 +165,17 @@ class ChatClient:
 
     @asynccontextmanager
     async def _requested(
-        self, method: str, path: str, body: Mapping[str, Any] | None
+        self, method: str, path: str, body: Mapping[str, Any] | aiohttp.FormData | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_S, sock_read=SILENCE_S)
+        sent: dict[str, Any] = (
+            {"data": body} if isinstance(body, aiohttp.FormData) else {"json": body}
+        )
         try:
             async with (
                 # A connection for each request: a kept-alive one may be dead by the next.
                 aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session,
-                session.request(method, f"{self.url}{path}", json=body) as response,
+                session.request(method, f"{self.url}{path}", **sent) as response,
             ):
                 if response.status != 200:
                     await self._refuse(response)

@@ -337,6 +337,55 @@ def chat(
 
 
 @app.command()
+def batch(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="Requests, one JSON object a line, as OpenAI's batches have them; or the id of a "
+            "batch that was left, to wait for it.",
+            show_default=False,
+        ),
+    ],
+    *,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the answers go. Without it: FILE with .output.jsonl at its end. Errors go "
+            "beside it, into .errors.jsonl.",
+            show_default=False,
+        ),
+    ] = None,
+    window: Annotated[str, typer.Option(help="How long it may take: 30m, 24h, 7d.")] = "24h",
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the server's API begins. Without it: your server on this machine, or else "
+            "http://127.0.0.1:8000/v1.",
+            show_default=False,
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RAYSTREAM_API_KEY",
+            help="The key that is sent; better in the environment, which other users don't see. "
+            "Without it, OPENAI_API_KEY is sent to a --url with https.",
+        ),
+    ] = None,
+) -> None:
+    """Run a file of requests at a server that keeps batches, and wait for its results.
+
+    Ctrl-C leaves the batch running, and says how to wait for it again. The exit code is 0 if every
+    request has an answer, and 1 if any has not.
+    """
+    from serve_app.commands.user.batch import run_batch
+    from serve_app.commands.user.chat.chat import key_for
+
+    raise typer.Exit(run_batch(file, output, window, url, api_key or key_for(url, os.environ)))
+
+
+@app.command()
 def demo(
     *,
     no_color: Annotated[

@@ -108,7 +108,11 @@ async def _on_raystream_error(request: Request, error: Exception) -> Response:
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return error_response(refusal_of(error.errors(), error.body))
+    found, validated = error.errors(), error.body
+    if found[0]["loc"][:1] == ("query",):
+        found = [{**each, "loc": each["loc"][1:]} for each in found]
+        validated = dict(request.query_params)
+    return error_response(refusal_of(found, validated))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

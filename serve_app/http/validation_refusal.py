@@ -26,6 +26,7 @@ PREDICATES: Final[Mapping[str, str]] = MappingProxyType(
         "greater_than": "be more than {gt}",
         "greater_than_equal": "be at least {ge}",
         "int_from_float": "be a whole number",
+        "int_parsing": "be a whole number",
         "int_parsing_size": "be a smaller number",
         "int_type": "be a whole number",
         "less_than": "be less than {lt}",

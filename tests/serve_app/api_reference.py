@@ -54,7 +54,8 @@ class Operation:
     def body(self) -> str | None:
         """The name of the body's schema."""
         content = self.told.get("requestBody", {}).get("content", {})
-        return _name(content["application/json"]["schema"]) if content else None
+        found = content.get("application/json")
+        return None if found is None else _name(found["schema"])
 
     @property
     def answer(self) -> str | None:

@@ -84,19 +84,22 @@ def make_app(
     embedder: Backend | None = None,
     cross_encoder: Backend | None = None,
     auth: Mapping[str, object] | None = None,
+    jobs: Mapping[str, object] | None = None,
+    clock: FakeClock | None = None,
 ) -> FastAPI:
     config = AppConfig.model_validate(
         {
             "models": [{"id": "m", "source": "nowhere"}],
             "limits": dict(limits or {}),
             "auth": dict(auth or {}),
+            "jobs": dict(jobs or {}),
         }
     )
     return build_app(
         AppParts(
             config,
             {"m": backend},
-            clock=FakeClock(),
+            clock=clock or FakeClock(),
             keys=keys,
             ledger=ledger,
             images=images,

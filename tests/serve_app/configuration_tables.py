@@ -17,6 +17,7 @@ from serve_app.config import (
     AppConfig,
     AuthConfig,
     CorsConfig,
+    JobsConfig,
     LimitsConfig,
     StructuredOutputsConfig,
     TracingConfig,
@@ -151,6 +152,7 @@ TABLES: Final = (
             "the keys file": lambda: rows(ApiKey),
             "cors": lambda: rows(CorsConfig),
             "tracing": lambda: rows(TracingConfig),
+            "jobs": lambda: rows(JobsConfig),
             "user_config": lambda: rows(BatchingConfig),
             "policy_kwargs": lambda: rows(LoadPolicyConfig),
         }.items()

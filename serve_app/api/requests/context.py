@@ -16,6 +16,7 @@ from serve_app.backends.models.snapshots import Snapshots
 from serve_app.clock import Clock
 from serve_app.config import LimitsConfig, StructuredOutputsConfig
 from serve_app.images.fetcher import ImageSource
+from serve_app.jobs.jobs import Jobs
 from serve_app.keys.access import OperatorAccess
 from serve_app.streaming.event_stream import EventStreamResponse
 from serve_app.streaming.late_stream import begun
@@ -33,6 +34,7 @@ class ApiContext:
         devices: Knows the memory and the replicas of the models.
         operators: Decides who may use an operator's routes.
         snapshots: The metrics of all processes.
+        jobs: Files and batches; None if none are kept.
         models: Finds the model that a request names.
         prompts: Reads the messages of a request.
         streams: Opens the streams of a request's answers.
@@ -49,6 +51,7 @@ class ApiContext:
         devices: Devices | None = None,
         operators: OperatorAccess | None = None,
         snapshots: Snapshots | None = None,
+        jobs: Jobs | None = None,
     ) -> None:
         """Build the reader and the opener with one set of limits.
 
@@ -62,6 +65,7 @@ class ApiContext:
             devices: Knows the memory and the replicas of the models; None knows of no model.
             operators: Decides who may use an operator's routes; None asks for a key with the scope.
             snapshots: The metrics of all processes; None means that there are none.
+            jobs: Files and batches; None if none are kept.
         """
         self.catalog = catalog
         self.limits = limits
@@ -69,6 +73,7 @@ class ApiContext:
         self.devices = devices or Devices((), ServingStates(), DeviceSources())
         self.operators = operators or OperatorAccess()
         self.snapshots = snapshots or Snapshots(MetricStore(()).snapshot)
+        self.jobs = jobs
         self.models = ModelLookup(catalog)
         self.prompts = PromptReader(limits, images)
         structured = structured_outputs or StructuredOutputsConfig()

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ from serve_app.config import AppConfig
 from serve_app.http.warning_header import WARNING_HEADER
 from serve_app.ingress import AppParts, build_app
 from tests.offenders import for_each
-from tests.serve_app.apps import Client, client_of
+from tests.serve_app.apps import Client, client_of, make_app
 from tests.serve_app.fake_pooler import FakeClassifier, FakeCrossEncoder, FakeEmbedder
 from tests.serve_app.fakes import FakeBackend, FakeClock, Step
 from tests.serve_app.sse_decoder import events_of
@@ -50,6 +51,15 @@ GETS = [
     "/ready",
     "/version",
 ]
+JOBS = {
+    "/v1/files": ["get", "post"],
+    "/v1/files/{file_id}": ["delete", "get"],
+    "/v1/files/{file_id}/content": ["get"],
+    "/v1/batches": ["get", "post"],
+    "/v1/batches/{batch_id}": ["get"],
+    "/v1/batches/{batch_id}/cancel": ["post"],
+}
+"""The methods of each path that this server, without a folder for jobs, refuses."""
 NOT_JSON = {"/metrics": "text/plain"}
 STATUSES = {
     value.status
@@ -105,7 +115,8 @@ def validator(response: dict[str, Any]) -> Draft202012Validator:
 
 
 def test_exactly_the_served_paths_are_documented(document: dict[str, Any]) -> None:
-    assert set(document["paths"]) == {*POSTS, *GETS, *NOT_JSON}
+    assert set(document["paths"]) == {*POSTS, *GETS, *NOT_JSON, *JOBS}
+    assert {path: sorted(document["paths"][path]) for path in JOBS} == JOBS
 
 
 @pytest.mark.parametrize(("path", "content_type"), NOT_JSON.items())
@@ -157,7 +168,7 @@ def examples(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return [
         (path, example["value"])
         for path, operations in document["paths"].items()
-        if "post" in operations
+        if "post" in operations and path not in JOBS
         for example in operations["post"]["requestBody"]["content"]["application/json"][
             "examples"
         ].values()
@@ -190,6 +201,28 @@ def test_the_first_example_of_an_answer_in_text_streams(document: dict[str, Any]
         assert first[path].get("stream", path == "/text-generation")
 
 
+async def test_what_is_shown_of_files_and_batches_is_what_the_document_says(
+    backend: FakeBackend, tmp_path: Path, document: dict[str, Any]
+) -> None:
+    app = make_app(backend, jobs={"folder": str(tmp_path / "jobs")})
+    async with client_of(app) as client:
+        file = await client.post(
+            "/v1/files", data={"purpose": "batch"}, files={"file": ("a", b"{}")}
+        )
+        body = {"input_file_id": file.json()["id"], "endpoint": "/v1/completions"}
+        batch = await client.post("/v1/batches", json={**body, "completion_window": "1h"})
+        for path, method, answer in (
+            ("/v1/files", "post", file),
+            ("/v1/files", "get", await client.get("/v1/files")),
+            ("/v1/files/{file_id}", "get", await client.get(f"/v1/files/{file.json()['id']}")),
+            ("/v1/batches", "post", batch),
+            ("/v1/batches", "get", await client.get("/v1/batches")),
+        ):
+            assert answer.status_code == 200, answer.text
+            told = document["paths"][path][method]["responses"]["200"]
+            validator({**told, "components": document["components"]}).validate(answer.json())
+
+
 async def test_a_parameter_of_a_path_has_a_served_model_as_its_example(
     client: Client, document: dict[str, Any]
 ) -> None:
@@ -207,7 +240,7 @@ async def test_what_no_served_model_can_answer_is_left_out(
     embedding = build_app(AppParts(config, {}, embedders={"e": FakeEmbedder()}))
     classify = {"/v1/classify", "/classify"}
     embed = {"/v1/embeddings", "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"}
-    others = {*GETS, *NOT_JSON}
+    others = {*GETS, *NOT_JSON, *JOBS}
     assert set(classifying.openapi()["paths"]) == {*classify, *others}
     assert set(embedding.openapi()["paths"]) == {*embed, *others}
     assert set(generating.openapi()["paths"]) == {*POSTS, *others} - classify - embed

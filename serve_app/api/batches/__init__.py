@@ -1,0 +1,1 @@
+"""Batches: OpenAI's `/v1/batches`."""

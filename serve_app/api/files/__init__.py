@@ -1,0 +1,1 @@
+"""Files: OpenAI's `/v1/files`, for batches."""

@@ -1,0 +1,295 @@
+"""Files of clients: a row in the store for each, and its contents beside the database.
+
+Contents are there before their row, and are erased after it; so a row always has its contents, and
+what a dying process left without a row is erased later.
+"""
+
+import secrets
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from os import fsync
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+from deployments.contract.errors import JobConflictError, JobLimitError, JobNotFoundError
+from serve_app.config import JobsConfig
+from serve_app.jobs.store import ORPHAN_AGE_S, Page, Store, page_of
+
+if TYPE_CHECKING:
+    from io import BufferedWriter
+
+PIECE_BYTES: Final = 2**18
+"""How much of a file is read at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file.
+
+    Attributes:
+        id: Names it.
+        owner: See `store`.
+        filename: The client's name for it.
+        purpose: `batch`, or `batch_output` for what a batch wrote.
+        num_bytes: The size of its contents.
+        created_s: When it came, in Unix seconds.
+        expires_s: When it is erased.
+    """
+
+    id: str
+    owner: str
+    filename: str
+    purpose: str
+    num_bytes: int
+    created_s: float
+    expires_s: float
+
+    @classmethod
+    def of(cls, row: sqlite3.Row) -> Self:
+        """Return the file of a row."""
+        return cls(*(row[name] for name in cls.__slots__))
+
+    def insert(self, connection: sqlite3.Connection) -> None:
+        """Add the row, in a transaction of the caller's."""
+        connection.execute(
+            "INSERT INTO files (id, owner, filename, purpose, num_bytes, created_s, expires_s) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            tuple(getattr(self, name) for name in self.__slots__),
+        )
+
+
+class FileWriter:
+    """Contents that are being written, piece by piece."""
+
+    def __init__(self, store: Store, id_: str) -> None:
+        """Name the file; nothing is written yet."""
+        self.id = id_
+        self.num_bytes = 0
+        self._store = store
+        self._part = store.contents / f"{id_}.{secrets.token_hex(4)}.part"
+        self._open: BufferedWriter | None = None
+
+    async def write(self, piece: bytes) -> None:
+        """Add a piece.
+
+        Raises:
+            JobsUnavailableError: The disk is full, or can't be written.
+        """
+
+        def write() -> None:
+            if self._open is None:
+                self._open = self._part.open("xb")
+            self._open.write(piece)
+
+        await self._store.on_disk(write)
+        self.num_bytes += len(piece)
+
+    async def finish(self) -> None:
+        """Put the contents in their place, safe from a loss of power.
+
+        Raises:
+            JobsUnavailableError: The disk is full, or can't be written.
+        """
+        await self.write(b"")
+
+        def finish() -> None:
+            assert self._open is not None, "it was opened by the write"
+            self._open.flush()
+            fsync(self._open.fileno())
+            self._open.close()
+            self._part.replace(self._store.contents / self.id)
+
+        await self._store.on_disk(finish)
+
+    async def discard(self) -> None:
+        """Erase what was written, unless it is in its place."""
+
+        def discard() -> None:
+            with suppress(OSError):  # a full disk may refuse the last piece once more
+                if self._open is not None:
+                    self._open.close()
+            self._part.unlink(missing_ok=True)
+
+        with suppress(OSError):
+            await self._store.on_disk(discard)
+
+
+class Files:
+    """The files of all owners."""
+
+    def __init__(self, store: Store, config: JobsConfig) -> None:
+        self._store = store
+        self._config = config
+
+    def writer(self, name: str | None = None) -> FileWriter:
+        """Return what writes the contents of a new file; its id has the name, or a random one."""
+        return FileWriter(self._store, f"file-{name or secrets.token_hex(16)}")
+
+    async def require_room(self, owner: str) -> None:
+        """Refuse an owner's next file before it is read, if there can't be one.
+
+        Raises:
+            JobLimitError: The owner has too many files, or too large ones.
+            JobsUnavailableError: The store can't be read.
+        """
+        await self._store.read(lambda connection: self._check_room(connection, owner, 1))
+
+    async def add(
+        self, writer: FileWriter, owner: str, filename: str, lifetime_s: float | None = None
+    ) -> StoredFile:
+        """Add what a writer has finished as a file for batches.
+
+        Args:
+            writer: Has its contents.
+            owner: Whose it is.
+            filename: The client's name for it.
+            lifetime_s: Seconds until it is erased; None means the configuration's.
+
+        Raises:
+            JobLimitError: The owner has too many files, or too large ones.
+            JobsUnavailableError: The store can't be written.
+        """
+        now_s = self._store.unix_s()
+        expires_s = now_s + (self._config.expires_after_s if lifetime_s is None else lifetime_s)
+        file = StoredFile(writer.id, owner, filename, "batch", writer.num_bytes, now_s, expires_s)
+
+        def add(connection: sqlite3.Connection) -> None:
+            self._check_room(connection, owner, file.num_bytes)
+            file.insert(connection)
+
+        await self._store.write(add)
+        return file
+
+    async def find(self, owner: str, id_: str) -> StoredFile:
+        """Return a file.
+
+        Raises:
+            JobNotFoundError: The owner has none of this id.
+            JobsUnavailableError: The store can't be read.
+        """
+        row = await self._store.read(
+            lambda connection: connection.execute(
+                "SELECT * FROM files WHERE id = ? AND owner = ?", (id_, owner)
+            ).fetchone()
+        )
+        if row is None:
+            raise no_file(id_)
+        return StoredFile.of(row)
+
+    async def page(
+        self, owner: str, page: Page, purpose: str | None = None
+    ) -> tuple[list[StoredFile], bool]:
+        """Return an owner's files of a page, and whether more follow.
+
+        Raises:
+            JobNotFoundError: `page.after` is none of the owner's.
+            JobsUnavailableError: The store can't be read.
+        """
+        found = await self._store.read(
+            lambda connection: page_of(connection, "files", owner, page, purpose)
+        )
+        if found is None:
+            raise no_file(page.after or "", "after")
+        rows, has_more = found
+        return [StoredFile.of(row) for row in rows], has_more
+
+    async def delete(self, owner: str, id_: str) -> None:
+        """Erase a file.
+
+        Raises:
+            JobNotFoundError: The owner has none of this id.
+            JobConflictError: A batch still reads it.
+            JobsUnavailableError: The store can't be written.
+        """
+
+        def delete(connection: sqlite3.Connection) -> None:
+            if connection.execute(
+                "SELECT 1 FROM batches WHERE input_file_id = ? AND owner = ? AND expires_s IS NULL",
+                (id_, owner),
+            ).fetchone():
+                raise JobConflictError(
+                    "A batch still reads the file. Cancel the batch first, or wait for its end."
+                )
+            if not connection.execute(
+                "DELETE FROM files WHERE id = ? AND owner = ?", (id_, owner)
+            ).rowcount:
+                raise no_file(id_)
+
+        await self._store.write(delete)
+        await self._store.on_disk(lambda: self.path(id_).unlink(missing_ok=True))
+
+    async def pieces(self, id_: str) -> AsyncIterator[bytes]:
+        """Yield the contents of a file that was found.
+
+        Raises:
+            JobsUnavailableError: They can't be read.
+        """
+        file = await self._store.on_disk(lambda: self.path(id_).open("rb"))
+        try:
+            while piece := await self._store.on_disk(lambda: file.read(PIECE_BYTES)):
+                yield piece
+        finally:
+            file.close()
+
+    def path(self, id_: str) -> Path:
+        """Return where the contents of a file lie; the id must be one of ours."""
+        return self._store.contents / id_
+
+    async def expire(self) -> None:
+        """Erase files that are too old, and contents that no row has.
+
+        Raises:
+            JobsUnavailableError: The store can't be written.
+        """
+        now_s = self._store.unix_s()
+
+        def expire(connection: sqlite3.Connection) -> list[str]:
+            rows = connection.execute(
+                "DELETE FROM files WHERE expires_s < ? AND id NOT IN "
+                "(SELECT input_file_id FROM batches WHERE expires_s IS NULL) RETURNING id",
+                (now_s,),
+            ).fetchall()
+            return [row["id"] for row in rows]
+
+        for id_ in await self._store.write(expire):
+            await self._store.on_disk(lambda id_=id_: self.path(id_).unlink(missing_ok=True))  # type: ignore[misc] # mypy infers no type for the default
+        old = await self._store.on_disk(lambda: self._old_contents(now_s - ORPHAN_AGE_S))
+        known = await self._store.read(
+            lambda connection: {
+                path.name
+                for path in old
+                if connection.execute("SELECT 1 FROM files WHERE id = ?", (path.name,)).fetchone()
+            }
+        )
+        orphans = [path for path in old if path.name not in known]
+        await self._store.on_disk(lambda: [path.unlink(missing_ok=True) for path in orphans])
+
+    def _old_contents(self, before_s: float) -> list[Path]:
+        return [path for path in self._store.contents.iterdir() if path.stat().st_mtime < before_s]
+
+    def _check_room(self, connection: sqlite3.Connection, owner: str, num_bytes: int) -> None:
+        """Refuse a file of this size if the owner may not have it beside the others.
+
+        Raises:
+            JobLimitError: That is so.
+        """
+        num_files, num_stored = connection.execute(
+            "SELECT count(*), coalesce(sum(num_bytes), 0) FROM files WHERE owner = ?", (owner,)
+        ).fetchone()
+        if num_files >= self._config.max_num_files:
+            raise JobLimitError(
+                f"There are {num_files} files, and no more are kept (jobs.max_num_files). Delete "
+                "some."
+            )
+        if num_stored + num_bytes > self._config.max_stored_bytes:
+            raise JobLimitError(
+                f"The files would have more than {self._config.max_stored_bytes} bytes together, "
+                "the most that are kept (jobs.max_stored_bytes). Delete some."
+            )
+
+
+def no_file(id_: str, param: str | None = None) -> JobNotFoundError:
+    """Return the refusal of an id that no file of the owner has."""
+    return JobNotFoundError(f"There is no file {id_[:64]!r}.", param)

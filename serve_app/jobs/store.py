@@ -1,0 +1,394 @@
+"""The one store of jobs: a folder with an SQLite database and the contents of files beside it.
+
+All ingresses of a node share it: SQLite's write-ahead log lets them read and write at the same
+time, but only on one machine, so the first node that opens the folder keeps others out. Every call
+runs on a thread of the store's own, one for reads and one for writes: nothing here blocks the event
+loop.
+
+What can't be opened, read or written is a `JobsUnavailableError`. The next call tries again, so a
+repaired folder is used without a restart, and the rest of the server never depends on it.
+
+Rows have an owner: the name of an API key, or "" without keys. No call finds another's.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import sqlite3
+import stat
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from platform import node as host_name
+from typing import Final, TypeVar
+
+from deployments.contract.errors import JobsUnavailableError
+
+T = TypeVar("T")
+
+APPLICATION_ID: Final = 0x52617953
+"""Marks the database as ours, in SQLite's header."""
+
+VERSION: Final = 1
+"""The version of `SCHEMA`, kept in SQLite's `user_version`."""
+
+SCHEMA: Final = """
+CREATE TABLE files (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    filename TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    num_bytes INTEGER NOT NULL,
+    created_s REAL NOT NULL,
+    expires_s REAL NOT NULL
+) STRICT;
+CREATE INDEX files_of_owner ON files (owner, number);
+CREATE INDEX files_by_expiry ON files (expires_s);
+
+CREATE TABLE batches (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    endpoint TEXT NOT NULL,
+    input_file_id TEXT NOT NULL,
+    completion_window TEXT NOT NULL,
+    metadata TEXT,
+    status TEXT NOT NULL,
+    moments TEXT NOT NULL,
+    created_s REAL NOT NULL,
+    due_s REAL NOT NULL,
+    expires_s REAL,
+    num_lines INTEGER NOT NULL DEFAULT 0,
+    num_completed INTEGER NOT NULL DEFAULT 0,
+    num_failed INTEGER NOT NULL DEFAULT 0,
+    fault TEXT,
+    output_file_id TEXT,
+    error_file_id TEXT,
+    lease_owner TEXT,
+    lease_until_s REAL NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX batches_of_owner ON batches (owner, number);
+CREATE INDEX batches_under_way ON batches (number) WHERE expires_s IS NULL;
+CREATE INDEX batches_by_input ON batches (input_file_id) WHERE expires_s IS NULL;
+CREATE INDEX batches_by_expiry ON batches (expires_s);
+
+CREATE TABLE results (
+    batch INTEGER NOT NULL,
+    line INTEGER NOT NULL,
+    is_error INTEGER NOT NULL,
+    text TEXT NOT NULL,
+    PRIMARY KEY (batch, line)
+) STRICT;
+"""
+
+BUSY_S: Final = 5.0
+"""How long a call waits for another process's transaction; each takes milliseconds."""
+
+NODE_LEASE_S: Final = 30.0
+"""How long after its last sign a node keeps the folder from others."""
+
+NODE_RENEWAL_S: Final = 5.0
+
+ORPHAN_AGE_S: Final = 3600.0
+"""Contents without a row are erased when they are this old: a process died while it wrote them."""
+
+BUSY_CODES: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+logger = logging.getLogger("ray.serve")
+
+
+def this_node() -> str:
+    """Return what names this boot of this machine, the same in all of its containers."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return host_name()
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Which of an owner's rows a list shows.
+
+    Attributes:
+        after: The id of the row before the first; None begins with the first.
+        limit: The most rows.
+        is_descending: Whether the newest come first.
+    """
+
+    after: str | None
+    limit: int
+    is_descending: bool = True
+
+
+class Store:
+    """The folder, its database, and the threads that use them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        unix_s: Callable[[], float] = time.time,
+        node: str | None = None,
+    ) -> None:
+        """Name the folder; it is opened by the first call.
+
+        Args:
+            folder: Made if it is missing, but not its parents: a volume that is not mounted must
+                not be taken for an empty store.
+            unix_s: Returns the time.
+            node: What names this machine; None asks it.
+        """
+        self.folder = folder
+        self.contents = folder / "files"
+        self.unix_s = unix_s
+        self._node = node or this_node()
+        self._node_until_s = 0.0
+        self._reason: str | None = None
+        self._reader = _Thread(self, "jobs-read")
+        self._writer = _Thread(self, "jobs-write")
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return what a function reads, on the thread of reads.
+
+        Raises:
+            JobsUnavailableError: The store can't be read.
+        """
+        return await self._reader.run(work)
+
+    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a function in one transaction, on the thread of writes; return its result.
+
+        An exception of the function undoes what it wrote.
+
+        Raises:
+            JobsUnavailableError: The store can't be written.
+        """
+
+        def transaction(connection: sqlite3.Connection) -> T:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = work(connection)
+            except BaseException:
+                connection.rollback()
+                raise
+            connection.commit()
+            return result
+
+        return await self._writer.run(transaction)
+
+    async def on_disk(self, work: Callable[[], T]) -> T:
+        """Return what a function does with contents, on a thread of the event loop's pool.
+
+        Raises:
+            JobsUnavailableError: It raised an OSError.
+        """
+
+        def guarded() -> T:
+            with self.guarding():
+                return work()
+
+        return await asyncio.to_thread(guarded)
+
+    async def close(self) -> None:
+        """Close the connections and end the threads."""
+        for thread in (self._reader, self._writer):
+            await thread.close()
+
+    @contextmanager
+    def guarding(self) -> Iterator[None]:
+        """Turn errors of the disk and of SQLite into one that a client may read, and log it once.
+
+        Raises:
+            JobsUnavailableError: The block raised an OSError or an sqlite3.Error.
+        """
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            raise self._unavailable(_reason_of(error)) from error
+        self._reason = None
+
+    def open(self) -> sqlite3.Connection:
+        """Return a new connection, after the folder and the database are made and checked.
+
+        Raises:
+            JobsUnavailableError: They can't be, or are not ours.
+            OSError, sqlite3.Error: See `guarding`.
+        """
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        _make_private(self.folder)
+        self.keep_node()
+        self.contents.mkdir(mode=0o700, exist_ok=True)
+        connection = sqlite3.connect(
+            self.folder / "jobs.sqlite",
+            timeout=BUSY_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def keep_node(self) -> None:
+        """Keep other nodes out of the folder for a while; harmless to repeat.
+
+        Raises:
+            JobsUnavailableError: Another node has it.
+            OSError: The sign can't be read or written.
+        """
+        now_s = self.unix_s()
+        if now_s < self._node_until_s - NODE_LEASE_S + NODE_RENEWAL_S:
+            return
+        sign = self.folder / "node"
+        with suppress(FileNotFoundError, ValueError):
+            found = json.loads(sign.read_bytes())
+            if found["node"] != self._node and found["until_s"] > now_s:
+                raise self._unavailable(
+                    "another node uses the folder, and SQLite's log works on one machine only. "
+                    "Let all ingresses run on one node"
+                )
+        self._node_until_s = now_s + NODE_LEASE_S
+        new = self.folder / f"node.{secrets.token_hex(4)}"
+        new.write_text(json.dumps({"node": self._node, "until_s": self._node_until_s}))
+        new.replace(sign)
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        connection.row_factory = sqlite3.Row
+        application, version = _marks(connection)
+        if (application, version) == (0, 0):
+            self._create(connection)
+            application, version = _marks(connection)
+        if application != APPLICATION_ID:
+            raise self._unavailable("jobs.sqlite in its folder is another program's database")
+        if version != VERSION:
+            raise self._unavailable(
+                f"its database has version {version}, and this server reads version {VERSION}. "
+                "Serve with the raystream that wrote it, or name an empty folder"
+            )
+        connection.execute("PRAGMA journal_mode = WAL")
+        # A job that was acknowledged outlives a loss of power, too.
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA secure_delete = ON")
+
+    def _create(self, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            # Another ingress may have made it meanwhile.
+            is_empty = _marks(connection) == (0, 0)
+            if is_empty and connection.execute("SELECT 1 FROM sqlite_schema").fetchone():
+                raise self._unavailable("jobs.sqlite in its folder is another program's database")
+            if is_empty:
+                for statement in filter(str.strip, SCHEMA.split(";")):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {VERSION}")
+        except BaseException:
+            connection.rollback()
+            raise
+        connection.commit()
+
+    def _unavailable(self, reason: str) -> JobsUnavailableError:
+        if reason != self._reason:
+            logger.error("the store of jobs in %s can't be used: %s", self.folder, reason)
+            self._reason = reason
+        return JobsUnavailableError(f"The store of jobs can't be used: {reason}.")
+
+
+class _Thread:
+    """One thread with one connection, which is opened when it is first used, or after an error."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store = store
+        self._executor = ThreadPoolExecutor(1, name)
+        self._connection: sqlite3.Connection | None = None
+
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._run, work)
+
+    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        with self._store.guarding():
+            try:
+                if self._connection is None:
+                    self._connection = self._store.open()
+                self._store.keep_node()
+                return work(self._connection)
+            except (OSError, sqlite3.Error) as error:
+                if getattr(error, "sqlite_errorcode", None) not in BUSY_CODES:
+                    self._close()
+                raise
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._executor, self._close)
+        self._executor.shutdown(wait=False)
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def page_of(
+    connection: sqlite3.Connection,
+    table: str,
+    owner: str,
+    page: Page,
+    purpose: str | None = None,
+) -> tuple[list[sqlite3.Row], bool] | None:
+    """Return an owner's rows of a page, and whether more follow; None if `after` is no row's id.
+
+    Args:
+        connection: The database.
+        table: One of ours, whose rows have a number, an id and an owner.
+        owner: Whose rows.
+        page: Which of them.
+        purpose: Only files of this purpose; None takes all rows.
+    """
+    sign, order = ("<", "DESC") if page.is_descending else (">", "ASC")
+    conditions, values = ["owner = ?"], [owner]
+    if page.after is not None:
+        found = connection.execute(
+            f"SELECT number FROM {table} WHERE id = ? AND owner = ?", (page.after, owner)
+        ).fetchone()
+        if found is None:
+            return None
+        conditions.append(f"number {sign} ?")
+        values.append(found["number"])
+    if purpose is not None:
+        conditions.append("purpose = ?")
+        values.append(purpose)
+    rows = connection.execute(
+        f"SELECT * FROM {table} WHERE {' AND '.join(conditions)} ORDER BY number {order} LIMIT ?",
+        (*values, page.limit + 1),
+    ).fetchall()
+    return rows[: page.limit], len(rows) > page.limit
+
+
+def _marks(connection: sqlite3.Connection) -> tuple[int, int]:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return application, version
+
+
+def _make_private(folder: Path) -> None:
+    """Take the folder from other users, if they may enter it.
+
+    Raises:
+        OSError: It is another user's.
+    """
+    if stat.S_IMODE(os.stat(folder).st_mode) & 0o077:
+        os.chmod(folder, 0o700)
+
+
+def _reason_of(error: OSError | sqlite3.Error) -> str:
+    """Return in words what is wrong, without a path."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return str(error)

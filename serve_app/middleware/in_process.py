@@ -1,0 +1,125 @@
+"""Asks the application's own routes without HTTP, as a batch does for each of its lines.
+
+Such a request needs no key and is charged to no limits of one: its batch was let in, and has bounds
+of its own. All the rest is a client's way: the record with its tokens, the line in the access log,
+the span, the errors in the shape of the path.
+"""
+
+import asyncio
+import json
+import logging
+from typing import Any, Final
+
+from fastapi import FastAPI
+from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.contract.telemetry.tracing import Tracer
+from serve_app.http.request_record import Meter, record_of
+from serve_app.jobs.batch_runner import Call, CallAnswer
+from serve_app.middleware.access_log import AccessLogMiddleware
+from serve_app.middleware.tracing import TracingMiddleware
+
+BUG: Final = (500, Exception)
+"""What an application's handler for bugs is registered as."""
+
+logger = logging.getLogger("ray.serve")
+
+
+class InProcessRoutes:
+    """Answers calls by the routes of an application."""
+
+    def __init__(
+        self, app: FastAPI, *, writes_log: bool, meter: Meter, tracer: Tracer | None
+    ) -> None:
+        """Compose what such a call passes through.
+
+        Args:
+            app: The application, with all its routes.
+            writes_log: Whether each call writes a line into the access log.
+            meter: Counts the tokens of answers.
+            tracer: Traces calls; None traces none.
+        """
+        handlers = dict(app.exception_handlers)
+        on_bug = next((handlers.pop(each) for each in BUG if each in handlers), None)
+        routes = ExceptionMiddleware(app.router, handlers=handlers)
+        guarded = ServerErrorMiddleware(routes, handler=on_bug)
+        self._asgi: ASGIApp = AccessLogMiddleware(_Admitted(guarded), writes_log, meter=meter)
+        if tracer is not None:
+            self._asgi = TracingMiddleware(self._asgi, tracer)
+        self._app = app
+
+    async def __call__(self, call: Call) -> CallAnswer:
+        """Return the answer. A bug of ours is logged and answered with a 500."""
+        exchange = _Exchange(call.body)
+        try:
+            await self._asgi(self._scope(call), exchange.receive, exchange.send)
+        except Exception:
+            if exchange.status is None:
+                raise
+            logger.exception("the server has failed at %s", call.request_id)
+        return exchange.answer()
+
+    def _scope(self, call: Call) -> dict[str, Any]:
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": call.path,
+            "raw_path": call.path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"content-type", b"application/json")],
+            "client": None,
+            "server": None,
+            "app": self._app,
+            "state": {"request_id": call.request_id, "id_is_echoed": False, "call": call},
+        }
+
+
+class _Admitted:
+    """Notes in a call's record whose it is, as `AuthMiddleware` does for requests."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record, call = record_of(scope), scope["state"]["call"]
+        record.key_name, record.standing = call.key_name, call.standing
+        await self._app(scope, receive, send)
+
+
+class _Exchange:
+    """The messages of one call."""
+
+    def __init__(self, body: bytes) -> None:
+        self.status: int | None = None
+        self._body: bytes | None = body
+        self._headers: dict[bytes, bytes] = {}
+        self._pieces: list[bytes] = []
+
+    async def receive(self) -> Message:
+        if self._body is None:
+            await asyncio.Event().wait()  # a call has no client that could leave
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self._headers = dict(message["headers"])
+        else:
+            self._pieces.append(message.get("body", b""))
+
+    def answer(self) -> CallAnswer:
+        assert self.status is not None, "every route answers"
+        body = b"".join(self._pieces)
+        code = None
+        if self.status != 200:
+            error = json.loads(body).get("error")
+            code = error.get("code") if isinstance(error, dict) else None
+        wait = self._headers.get(b"retry-after")
+        return CallAnswer(self.status, body, code, None if wait is None else float(wait))

@@ -1,0 +1,243 @@
+"""The store's folder and database: what can be wrong with them, and that they are used again."""
+
+import asyncio
+import os
+import resource
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from deployments.contract.errors import JobsUnavailableError
+from serve_app.config import JobsConfig
+from serve_app.jobs.files import Files
+from serve_app.jobs.store import NODE_LEASE_S, Store
+
+LARGE = b"x" * 2**20
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now_s = 1e9
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "jobs"
+
+
+@pytest.fixture
+async def store(folder: Path) -> AsyncIterator[Store]:
+    made = Store(folder, Time(), "this node")
+    yield made
+    await made.close()
+
+
+def count(connection: sqlite3.Connection) -> int:
+    (found,) = connection.execute("SELECT count(*) FROM files").fetchone()
+    assert isinstance(found, int)
+    return found
+
+
+def files_of(store: Store) -> Files:
+    return Files(store, JobsConfig(folder=str(store.folder)))
+
+
+async def add(store: Store, contents: bytes = b"{}\n") -> str:
+    files = files_of(store)
+    await files.require_room("")
+    writer = files.writer()
+    try:
+        await writer.write(contents)
+        await writer.finish()
+        return (await files.add(writer, "", "name")).id
+    finally:
+        await writer.discard()
+
+
+@contextmanager
+def no_file_grows_beyond(num_bytes: int) -> Iterator[None]:
+    """Let the system refuse writes, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_the_folder_is_made_and_only_its_user_may_enter(store: Store) -> None:
+    await store.read(count)
+    assert store.folder.stat().st_mode & 0o777 == 0o700
+    assert store.contents.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_folder_that_others_may_enter_is_closed_to_them(store: Store) -> None:
+    store.folder.mkdir()
+    store.folder.chmod(0o755)
+    await store.read(count)
+    assert store.folder.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_missing_parent_is_not_made(tmp_path: Path) -> None:
+    store = Store(tmp_path / "volume" / "jobs", Time())
+    with pytest.raises(JobsUnavailableError, match="No such file or directory"):
+        await store.read(count)
+    (tmp_path / "volume").mkdir()
+    assert await store.read(count) == 0
+    await store.close()
+
+
+async def test_an_error_names_no_path(tmp_path: Path) -> None:
+    store = Store(tmp_path / "volume" / "jobs", Time())
+    with pytest.raises(JobsUnavailableError) as caught:
+        await store.read(count)
+    assert str(tmp_path) not in str(caught.value)
+    await store.close()
+
+
+async def test_another_programs_database_is_left_as_it_is(store: Store) -> None:
+    store.folder.mkdir(mode=0o700)
+    path = store.folder / "jobs.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE theirs (a)")
+    connection.close()
+    before = path.read_bytes()
+    for _ in range(2):
+        with pytest.raises(JobsUnavailableError, match="another program's database"):
+            await store.write(count)
+    with sqlite3.connect(path) as connection:
+        found = connection.execute("SELECT name FROM sqlite_schema").fetchall()
+    connection.close()
+    assert found == [("theirs",)]
+    assert len(path.read_bytes()) == len(before)
+
+
+async def test_a_file_that_is_no_database_is_refused(store: Store) -> None:
+    store.folder.mkdir(mode=0o700)
+    (store.folder / "jobs.sqlite").write_bytes(b"not a database" * 100)
+    with pytest.raises(JobsUnavailableError, match="not a database"):
+        await store.read(count)
+    assert (store.folder / "jobs.sqlite").read_bytes() == b"not a database" * 100
+
+
+async def test_another_version_is_refused_and_named(store: Store, folder: Path) -> None:
+    await store.read(count)
+    other = Store(folder, Time(), "this node")
+    with sqlite3.connect(folder / "jobs.sqlite") as connection:
+        connection.execute("PRAGMA user_version = 7")
+    connection.close()
+    with pytest.raises(
+        JobsUnavailableError, match="has version 7, and this server reads version 1"
+    ):
+        await other.read(count)
+    await other.close()
+
+
+async def test_a_database_that_was_cut_is_refused(folder: Path) -> None:
+    store = Store(folder, Time(), "this node")
+    for _ in range(50):
+        await add(store)
+    await store.close()
+    path = folder / "jobs.sqlite"
+    os.truncate(path, path.stat().st_size // 2)
+    cut = Store(folder, Time(), "this node")
+    with pytest.raises(JobsUnavailableError, match="malformed"):
+        await cut.read(lambda connection: connection.execute("SELECT * FROM files").fetchall())
+    await cut.close()
+
+
+async def test_contents_that_do_not_fit_leave_nothing_behind(store: Store) -> None:
+    kept = await add(store)
+    with no_file_grows_beyond(2**19), pytest.raises(JobsUnavailableError, match="File too large"):
+        await add(store, LARGE)
+    assert [path.name for path in store.contents.iterdir()] == [kept]
+    assert await store.read(count) == 1
+    await add(store, LARGE)
+    assert await store.read(count) == 2
+
+
+async def test_a_database_that_can_not_grow_refuses_and_is_used_again(store: Store) -> None:
+    await add(store)
+    size = (store.folder / "jobs.sqlite-wal").stat().st_size
+    with no_file_grows_beyond(size), pytest.raises(JobsUnavailableError):
+        await store.write(
+            lambda connection: connection.execute(
+                "INSERT INTO results VALUES (1, 1, 0, ?)", ("x" * 2**20,)
+            )
+        )
+    await add(store)
+    assert await store.read(count) == 2
+
+
+async def test_a_folder_that_can_not_be_written_is_refused() -> None:
+    store = Store(Path("/sys/jobs"), Time())  # where not even root makes one
+    with pytest.raises(JobsUnavailableError, match=r"not permitted|denied|Read-only"):
+        await store.read(count)
+    await store.close()
+
+
+async def test_a_reason_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = Store(tmp_path / "volume" / "jobs", Time())
+    for _ in range(3):
+        with pytest.raises(JobsUnavailableError):
+            await store.read(count)
+    (record,) = caplog.records
+    assert str(store.folder) in record.getMessage()
+    await store.close()
+
+
+async def test_ingresses_of_a_node_share_the_store(store: Store, folder: Path) -> None:
+    beside = Store(folder, Time(), "this node")
+    await asyncio.gather(*(add(each) for _ in range(20) for each in (store, beside)))
+    assert await store.read(count) == await beside.read(count) == 40
+    await beside.close()
+
+
+async def test_another_node_is_kept_out_until_the_first_has_been_silent(folder: Path) -> None:
+    time = Time()
+    first, second = Store(folder, time, "one"), Store(folder, time, "another")
+    await first.read(count)
+    with pytest.raises(JobsUnavailableError, match="another node uses the folder"):
+        await second.read(count)
+    time.now_s += NODE_LEASE_S + 1
+    await second.read(count)
+    with pytest.raises(JobsUnavailableError, match="another node uses the folder"):
+        await first.read(count)
+    await first.close()
+    await second.close()
+
+
+async def test_an_error_of_the_caller_undoes_what_it_wrote(store: Store) -> None:
+    def fail(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO results VALUES (1, 1, 0, 'x')")
+        raise KeyError("no")
+
+    with pytest.raises(KeyError):
+        await store.write(fail)
+    rows = await store.read(
+        lambda connection: connection.execute("SELECT * FROM results").fetchall()
+    )
+    assert rows == []
+
+
+async def test_what_is_too_old_is_erased_with_contents_that_have_no_row(folder: Path) -> None:
+    time = Time()
+    store = Store(folder, time, "this node")
+    await add(store)
+    orphan = store.contents / "file-of-a-dead-process.part"
+    orphan.write_bytes(b"a prompt")
+    os.utime(orphan, (0, 0))
+    files = files_of(store)
+    await files.expire()
+    assert not orphan.exists()
+    assert len(list(store.contents.iterdir())) == await store.read(count) == 1
+    time.now_s += JobsConfig().expires_after_s + 1
+    await files.expire()
+    assert len(list(store.contents.iterdir())) == await store.read(count) == 0
+    await store.close()
