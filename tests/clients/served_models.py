@@ -53,4 +53,5 @@ def in_process(folder: Path, engine: EngineName = "raystream") -> AppConfig:
         args["models"] += [long_model(folder), *entries(folder)]
     # A second thread would only wait for the first.
     args["models"] = [{**model, "num_threads": 1} for model in args["models"]]
+    args["jobs"] = {"folder": str(folder / "jobs")}
     return AppConfig.model_validate(args)

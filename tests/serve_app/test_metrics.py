@@ -26,6 +26,8 @@ NAMES = {
     "raystream_delivered_tokens_total",
     "raystream_streams_parked",
     "raystream_parked_seconds",
+    "raystream_batch_lines_total",
+    "raystream_batches_running",
 }
 """The names that dashboards query."""
 
