@@ -36,14 +36,25 @@ class Ingress:
     """One ingress."""
 
     def __init__(
-        self, processes: ForkServerContext, description: ModelDescription, replica_port: int
+        self,
+        processes: ForkServerContext,
+        description: ModelDescription,
+        replica_port: int,
+        jobs: str | None = None,
     ) -> None:
-        """Start it; `replica_port` is that of `listening_replica`, `description` its model's."""
+        """Start it.
+
+        Args:
+            processes: Starts processes.
+            description: Of the replica's model.
+            replica_port: That of `listening_replica`.
+            jobs: The folder of files and batches; None keeps none.
+        """
         listener = socket.create_server((LOCALHOST, 0))
         # Where it listens, from the start: connections wait until it answers.
         self.url = f"http://{LOCALHOST}:{listener.getsockname()[1]}"
         self._process = processes.Process(
-            target=_serve, args=(listener, description, replica_port), daemon=True
+            target=_serve, args=(listener, description, replica_port, jobs), daemon=True
         )
         self._process.start()
         listener.close()
@@ -54,9 +65,12 @@ class Ingress:
         self._process.join()
 
 
-def _serve(listener: socket.socket, description: ModelDescription, replica_port: int) -> None:
+def _serve(
+    listener: socket.socket, description: ModelDescription, replica_port: int, jobs: str | None
+) -> None:
     """Answer requests until the process is killed."""
-    config = AppConfig.model_validate({"models": [{"id": description.id, "source": "nowhere"}]})
+    models = [{"id": description.id, "source": "nowhere"}]
+    config = AppConfig.model_validate({"models": models, "jobs": {"folder": jobs}})
     backend = _RemoteBackend(description, replica_port)
     app = build_app(AppParts(config, {description.id: backend}))
     server = uvicorn.Server(uvicorn.Config(app, access_log=False, log_level="error"))
