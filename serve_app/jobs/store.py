@@ -49,6 +49,7 @@ CREATE TABLE files (
     expires_s REAL NOT NULL
 ) STRICT;
 CREATE INDEX files_of_owner ON files (owner, number);
+CREATE INDEX files_by_size ON files (owner, num_bytes);
 CREATE INDEX files_by_expiry ON files (expires_s);
 
 CREATE TABLE batches (
