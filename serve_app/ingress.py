@@ -197,6 +197,7 @@ def _lifespan(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        watches: list[Callable[[], Coroutine[Any, Any, object]]]
         watches = [catalog.get_all, *parts.watches]
         if jobs is not None:
             watches.append(_batch_runner(app, parts, jobs).run)

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from deployments.contract.errors import (
     FirstTokenTimeoutError,
@@ -269,8 +269,8 @@ class BatchRunner:
 
     async def _until(self, stopped: asyncio.Event, work: Awaitable[None]) -> None:
         """Wait for the work; cancel it when the batch is stopped."""
-        working = asyncio.ensure_future(work)
-        stopping = asyncio.create_task(stopped.wait())
+        working: asyncio.Future[Any] = asyncio.ensure_future(work)
+        stopping: asyncio.Future[Any] = asyncio.create_task(stopped.wait())
         try:
             await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -10,7 +10,7 @@ import json
 import secrets
 import sqlite3
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from itertools import chain
 from types import MappingProxyType
@@ -122,12 +122,12 @@ class Batch:
     @classmethod
     def of(cls, row: sqlite3.Row) -> Self:
         """Return the batch of a row."""
-        fields: dict[str, Any] = {name: row[name] for name in cls.__slots__}
-        fields["status"] = Status(fields["status"])
-        fields["moments"] = json.loads(fields["moments"])
-        fields["metadata"] = fields["metadata"] and json.loads(fields["metadata"])
-        fields["fault"] = fields["fault"] and Fault(**json.loads(fields["fault"]))
-        return cls(**fields)
+        found: dict[str, Any] = {each.name: row[each.name] for each in fields(cls)}
+        found["status"] = Status(found["status"])
+        found["moments"] = json.loads(found["moments"])
+        found["metadata"] = found["metadata"] and json.loads(found["metadata"])
+        found["fault"] = found["fault"] and Fault(**json.loads(found["fault"]))
+        return cls(**found)
 
     @property
     def key(self) -> str:
@@ -462,12 +462,9 @@ class Batches:
                 "UPDATE batches SET output_file_id = ?, error_file_id = ?, fault = ?, "
                 "expires_s = ?, lease_owner = NULL WHERE number = ?",
                 (
-                    output and output.id,
-                    error and error.id,
-                    fault
-                    and json.dumps(
-                        {"code": fault.code, "message": fault.message, "param": fault.param}
-                    ),
+                    None if output is None else output.id,
+                    None if error is None else error.id,
+                    None if fault is None else json.dumps(asdict(fault)),
                     now_s + self._config.expires_after_s,
                     batch.number,
                 ),

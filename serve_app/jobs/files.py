@@ -8,7 +8,7 @@ import secrets
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from os import fsync
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -49,14 +49,14 @@ class StoredFile:
     @classmethod
     def of(cls, row: sqlite3.Row) -> Self:
         """Return the file of a row."""
-        return cls(*(row[name] for name in cls.__slots__))
+        return cls(*(row[each.name] for each in fields(cls)))
 
     def insert(self, connection: sqlite3.Connection) -> None:
         """Add the row, in a transaction of the caller's."""
         connection.execute(
             "INSERT INTO files (id, owner, filename, purpose, num_bytes, created_s, expires_s) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            tuple(getattr(self, name) for name in self.__slots__),
+            tuple(getattr(self, each.name) for each in fields(self)),
         )
 
 
@@ -218,7 +218,7 @@ class Files:
                 raise no_file(id_)
 
         await self._store.write(delete)
-        await self._store.on_disk(lambda: self.path(id_).unlink(missing_ok=True))
+        await self._erase(id_)
 
     async def pieces(self, id_: str) -> AsyncIterator[bytes]:
         """Yield the contents of a file that was found.
@@ -254,7 +254,7 @@ class Files:
             return [row["id"] for row in rows]
 
         for id_ in await self._store.write(expire):
-            await self._store.on_disk(lambda id_=id_: self.path(id_).unlink(missing_ok=True))  # type: ignore[misc] # mypy infers no type for the default
+            await self._erase(id_)
         old = await self._store.on_disk(lambda: self._old_contents(now_s - ORPHAN_AGE_S))
         known = await self._store.read(
             lambda connection: {
@@ -265,6 +265,9 @@ class Files:
         )
         orphans = [path for path in old if path.name not in known]
         await self._store.on_disk(lambda: [path.unlink(missing_ok=True) for path in orphans])
+
+    async def _erase(self, id_: str) -> None:
+        await self._store.on_disk(lambda: self.path(id_).unlink(missing_ok=True))
 
     def _old_contents(self, before_s: float) -> list[Path]:
         return [path for path in self._store.contents.iterdir() if path.stat().st_mtime < before_s]

@@ -107,8 +107,9 @@ class BatchObject(BaseModel):
         return cls(
             id=batch.id,
             endpoint=batch.endpoint,
-            errors=fault
-            and BatchErrors(
+            errors=None
+            if fault is None
+            else BatchErrors(
                 data=[BatchError(code=fault.code, message=fault.message, param=fault.param)]
             ),
             input_file_id=batch.input_file_id,

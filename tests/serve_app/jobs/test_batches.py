@@ -84,12 +84,7 @@ async def test_a_line_has_one_result_and_is_counted_once(jobs: Jobs) -> None:
 
 async def test_the_owner_with_the_fewest_batches_here_is_next(jobs: Jobs) -> None:
     for owner in ("many", "many", "few"):
-        file = await add(jobs.store)
-        await jobs.store.write(
-            lambda connection, owner=owner, file=file: connection.execute(  # type: ignore[misc] # mypy infers no types for defaults
-                "UPDATE files SET owner = ? WHERE id = ?", (owner, file)
-            )
-        )
+        file = await add(jobs.store, owner=owner)
         await create(jobs, file, owner)
     owners: list[str] = []
     while (claimed := await jobs.batches.claim("a", owners)) is not None:

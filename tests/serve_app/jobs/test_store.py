@@ -48,14 +48,14 @@ def files_of(store: Store) -> Files:
     return Files(store, JobsConfig(folder=str(store.folder)))
 
 
-async def add(store: Store, contents: bytes = b"{}\n") -> str:
+async def add(store: Store, contents: bytes = b"{}\n", owner: str = "") -> str:
     files = files_of(store)
-    await files.require_room("")
+    await files.require_room(owner)
     writer = files.writer()
     try:
         await writer.write(contents)
         await writer.finish()
-        return (await files.add(writer, "", "name")).id
+        return (await files.add(writer, owner, "name")).id
     finally:
         await writer.discard()
 
