@@ -21,7 +21,7 @@ from tests.offenders import for_each
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = [
-    "serve", "new-config", "status", "deploy", "stop", "schema", "chat", "demo", "check",
+    "serve", "new-config", "status", "deploy", "stop", "schema", "chat", "batch", "demo", "check",
     "plan", "download", "install-engine", "new-key", "info", "supervise", "bench",
 ]  # fmt: skip
 SHIPPED = str(ROOT / "serve_config.yaml")
