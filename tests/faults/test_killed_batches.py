@@ -1,0 +1,139 @@
+"""Ingresses that run a batch are killed; each line has one result, as in a run without kills.
+
+The ingresses are processes that share a folder, and their replica is a real one, in this process.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.generator_replica import GeneratorReplica
+from tests.faults import test_lost_at_each_token
+from tests.faults.ingress_process import Ingress, context, listening_replica
+from tests.measured import Record
+from tests.serve_app.local_replica import local_generator
+
+CHAT = "/v1/chat/completions"
+DEADLINE_S = 600
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+@pytest.fixture(scope="module")
+def generator() -> Iterator[GeneratorReplica]:
+    with local_generator(
+        test_lost_at_each_token.FOLDER, max_model_len=384, max_num_seqs=32
+    ) as made:
+        yield made
+
+
+def lines(num_good: int, num_bad: int) -> str:
+    """Return greedy lines, sampled ones with seeds, and bad ones among them."""
+    bodies: list[dict[str, Any]] = [
+        {
+            "messages": [{"role": "user", "content": f"What does the function number {at} do?"}],
+            "max_tokens": 24,
+            "ignore_eos": True,
+            **({"temperature": 0} if at % 2 else {"temperature": 1.2, "seed": at}),
+        }
+        for at in range(num_good)
+    ]
+    step = max(1, num_good // num_bad)
+    for at in range(num_bad):
+        bodies.insert(at * step, {"messages": "none"})
+    return "".join(
+        json.dumps({"custom_id": f"line {at}", "method": "POST", "url": CHAT, "body": body}) + "\n"
+        for at, body in enumerate(bodies)
+    )
+
+
+async def create(client: httpx.AsyncClient, url: str, text: str) -> str:
+    file = await client.post(
+        f"{url}/v1/files", data={"purpose": "batch"}, files={"file": ("a", text.encode())}
+    )
+    body = {"input_file_id": file.json()["id"], "endpoint": CHAT, "completion_window": "24h"}
+    batch = await client.post(f"{url}/v1/batches", json=body)
+    return str(batch.json()["id"])
+
+
+async def until(
+    client: httpx.AsyncClient, url: str, id_: str, num_done: int | None
+) -> dict[str, Any]:
+    """Return the batch once it has so many results, or has ended."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            batch: dict[str, Any] = (await client.get(f"{url}/v1/batches/{id_}")).json()
+            counts = batch["request_counts"]
+            is_there = num_done is not None and counts["completed"] + counts["failed"] >= num_done
+            if is_there or batch["status"] in ENDED:
+                return batch
+            await asyncio.sleep(0.02)
+
+
+async def essences(
+    client: httpx.AsyncClient, url: str, batch: dict[str, Any]
+) -> dict[str, tuple[int, object]]:
+    """Return the status and the answer, or the error, of each line; none has two."""
+    found: dict[str, tuple[int, object]] = {}
+    for kind in ("output_file_id", "error_file_id"):
+        text = (await client.get(f"{url}/v1/files/{batch[kind]}/content")).text
+        for result in map(json.loads, text.splitlines()):
+            assert result["custom_id"] not in found
+            answer, body = result["response"], result["response"]["body"]
+            essence = body.get("choices", body.get("error"))
+            found[result["custom_id"]] = (answer["status_code"], essence)
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_good", "num_bad", "num_kills"),
+    [(190, 10, 3), pytest.param(1980, 20, 20, marks=pytest.mark.soak)],
+)
+async def test_each_line_of_a_batch_has_one_result_whatever_dies(
+    generator: GeneratorReplica,
+    tmp_path: Path,
+    record: Record,
+    num_good: int,
+    num_bad: int,
+    num_kills: int,
+) -> None:
+    processes, description = context(), await generator.describe()
+    text, total = lines(num_good, num_bad), num_good + num_bad
+    async with (
+        listening_replica(generator) as port,
+        httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_keepalive_connections=0)) as client,
+    ):
+        start = partial(Ingress, processes, description, port)
+        ingresses = [start(str(tmp_path / "undisturbed"))]
+        try:
+            url = ingresses[0].url
+            batch = await until(client, url, await create(client, url, text), None)
+            expected = await essences(client, url, batch)
+            ingresses += [start(str(tmp_path / "killed")) for _ in range(2)]
+            id_ = await create(client, ingresses[1].url, text)
+            num_lost = 0
+            for at in range(num_kills):
+                victim, other = (1, 2) if at % 2 == 0 else (2, 1)
+                seen = await until(client, ingresses[other].url, id_, total * (at + 1) // 25)
+                num_lost += seen["status"] == "in_progress"
+                ingresses[victim].kill()
+                ingresses[victim] = start(str(tmp_path / "killed"))
+            batch = await until(client, ingresses[1].url, id_, None)
+            found = await essences(client, ingresses[1].url, batch)
+        finally:
+            for ingress in ingresses:
+                ingress.kill()
+    assert batch["status"] == "completed"
+    assert batch["request_counts"] == {"total": total, "completed": num_good, "failed": num_bad}
+    assert found == expected
+    assert len(found) == total
+    assert {status for status, _ in found.values()} == {200, 400}
+    record("kills under a running batch", num_lost)
+    assert num_lost == num_kills
