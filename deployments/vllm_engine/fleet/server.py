@@ -163,6 +163,7 @@ class Server:
             self.version = str(self._read(path)["version"])
             return Served(str(first["id"]), int(first["max_model_len"]), self.version)
         except HTTPError as error:
+            error.close()  # it holds the connection
             if error.code in REFUSALS:
                 raise UnsupportedModelError(
                     f"{self.url}{path} answers with status {error.code}; if the server has a "
