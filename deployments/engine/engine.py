@@ -466,5 +466,7 @@ def _note_begun(sequence: Sequence) -> None:
     if sequence.begun_s is not None:  # it was preempted since
         return
     sequence.begun_s = time.monotonic()
+    if sequence.request.beginning is not None:
+        sequence.request.beginning.num_cached_tokens = sequence.num_cached_tokens
     if sequence.request.journal is not None:
         sequence.request.journal.begun_ns = time.time_ns()

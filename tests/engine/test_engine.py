@@ -8,7 +8,7 @@ from deployments.contract.output import FinishReason
 from deployments.contract.sampling_params import SamplingParams
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
-from deployments.engine.scheduling.sequence import SequenceRequest
+from deployments.engine.scheduling.sequence import Beginning, SequenceRequest
 from tests.engine.collector import (
     GREEDY,
     image_request,
@@ -56,6 +56,21 @@ def test_a_resumed_sequence_that_returns_is_counted_once() -> None:
     engine.abort("a")
     engine.add(replace(resumed, sequence_id="b", is_return=True))
     assert engine.stats.num_resumed == 1
+
+
+def test_a_beginning_is_noted_with_what_was_cached_then() -> None:
+    engine = make_engine(load(qwen2))
+    request = SequenceRequest("a", tuple(range(40, 72)), GREEDY)
+    first, second = Beginning(), Beginning()
+    engine.add(replace(request, beginning=first))
+    assert first.num_cached_tokens is None
+    while not engine.step():
+        assert first.num_cached_tokens == 0
+    engine.abort("a")
+    engine.add(replace(request, sequence_id="b", beginning=second))
+    engine.step()
+    assert first.num_cached_tokens == 0
+    assert second.num_cached_tokens == 31, "all but the last, which gives the next token"
 
 
 def test_sampled_tokens_are_the_same_alone_and_in_a_batch() -> None:

@@ -58,6 +58,20 @@ class IllegalTransitionError(RuntimeError):
     """A bug in the engine: the event can't happen in this state."""
 
 
+@dataclass(slots=True)
+class Beginning:
+    """Whether the engine has begun with a sequence; its thread writes it, and any may read it.
+
+    It is known a step before the first delta, and an event loop may take several steps to get that.
+
+    Attributes:
+        num_cached_tokens: Tokens of the prompt that were found in the KV memory; None until the
+            engine has begun.
+    """
+
+    num_cached_tokens: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceRequest:
     """The input from which a sequence is made.
@@ -75,6 +89,7 @@ class SequenceRequest:
         is_return: Whether this engine had it before, and has counted it.
         goes_first: Whether it runs before those that wait and don't go first.
         journal: Where the engine notes what happens to it; None if it is not needed.
+        beginning: Where the engine notes that it has begun with it; None if it is not needed.
         num_prompt_logprobs: Tokens of the prompt whose log-probabilities another replica has
             reported; those of the others follow.
         adapter: The id of the LoRA adapter that it runs with; only other engines have adapters.
@@ -90,6 +105,7 @@ class SequenceRequest:
     is_return: bool = False
     goes_first: bool = False
     journal: SequenceJournal | None = field(default=None, repr=False)
+    beginning: Beginning | None = field(default=None, repr=False, compare=False)
     num_prompt_logprobs: int = 0
     adapter: str | None = None
 

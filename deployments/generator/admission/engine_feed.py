@@ -4,7 +4,9 @@ An engine has a queue of its own, in order of arrival. While all that the replic
 priority and one tenant, that is the right order: each sequence goes into the engine at once, so
 that the engine never waits for the event loop. Otherwise most wait outside, where a better one can
 still go first, and only `NUM_AHEAD` are in the engine before their turn. These are taken out again
-when another comes before them: an engine that waits for their memory lets nobody past.
+when another comes before them: an engine that waits for their memory lets nobody past. One that the
+engine has begun with stays, though its first delta is still on its way: it has its place already,
+and its prompt would be computed twice.
 """
 
 from collections.abc import Iterable
@@ -82,7 +84,8 @@ class EngineFeed:
         """Return whether a sequence that is due is in the engine, behind none that is not."""
         if permit not in self._ahead:
             return run.is_in
-        if not self._estimate.is_of_one_kind and permit is not next(iter(self._ahead)):
+        is_next = self._estimate.is_of_one_kind or permit is next(iter(self._ahead))
+        if not is_next and not run.has_begun:
             return False
         del self._ahead[permit]
         return True
@@ -95,7 +98,8 @@ class EngineFeed:
             self._take_out(list(self._ahead))  # they would hold up those that are due
         for permit in due:
             self._outside.pop(permit, None)
-            _run_of(permit).enter(goes_first=permit.is_resumed)
+            if not _run_of(permit).is_in:
+                _run_of(permit).enter(goes_first=permit.is_resumed)
 
     def _let_in_ahead(self) -> None:
         if not self._outside and not self._ahead:
@@ -120,7 +124,8 @@ class EngineFeed:
             num_kept += 1
         self._take_out(ahead[num_kept:])
         for permit in wanted[num_kept:]:
-            self._add_ahead(permit, goes_first=False)
+            if permit in self._outside:  # else the engine has begun with it
+                self._add_ahead(permit, goes_first=False)
 
     def _add_ahead(self, permit: Permit, *, goes_first: bool) -> None:
         del self._outside[permit]
@@ -130,8 +135,9 @@ class EngineFeed:
     def _take_out(self, permits: list[Permit]) -> None:
         for permit in permits:
             del self._ahead[permit]
-            self._outside[permit] = None
-            _run_of(permit).leave()
+            if not _run_of(permit).has_begun:
+                self._outside[permit] = None
+                _run_of(permit).leave()
 
 
 def _run_of(permit: Permit) -> Run:

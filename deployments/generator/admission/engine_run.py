@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from deployments.contract.errors import GenerationAbortedError, RaystreamError
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.output import Delivered, FinishReason, TextDelta
-from deployments.engine.scheduling.sequence import SequenceRequest
+from deployments.engine.scheduling.sequence import Beginning, SequenceRequest
 from deployments.generator.text_engine import Take, TextEngine
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class EngineRun:
         self._inside = ExitStack()  # closing it takes the sequence out of the engine
         self._delivered = Delivered(sequence.generated_token_ids, sequence.num_prompt_logprobs)
         self._num_consumed = len(sequence.generated_token_ids)  # by the matcher
+        self._beginning = Beginning()  # of this stay in the engine
+        self._num_cached_tokens: int | None = None  # when the engine first began; None if unknown
         self._has_left = self._has_begun = self._is_over = False
         self._timer: asyncio.TimerHandle | None = None
         self.is_in = False
@@ -81,9 +83,14 @@ class EngineRun:
         return self._request.may_park and self.may_yield
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the engine has begun with it, since it entered; known before the first delta."""
+        return self._has_begun or self._beginning.num_cached_tokens is not None
+
+    @property
     def may_park(self) -> bool:
         """Whether it is parkable, and the engine has not begun with it."""
-        return self.is_parkable and not self._has_begun
+        return self.is_parkable and not self.has_begun
 
     def enter(self, *, goes_first: bool) -> None:
         """Go into the engine; if that has ended, so does the sequence, and it goes on elsewhere.
@@ -107,6 +114,8 @@ class EngineRun:
         if self.is_in:
             self.is_in, self._has_begun, self._has_left = False, False, True
             self._inside.close()
+            self._note_cached()
+            self._beginning = Beginning()
 
     def note_turn(self, *, is_running: bool) -> None:
         """Note whether it has its turn now; the wait for the next one is limited."""
@@ -148,9 +157,11 @@ class EngineRun:
 
     def _rest(self, goes_first: bool) -> SequenceRequest:
         """Return the sequence with what has gone out of it."""
-        matcher = self._copy_of_matcher()
+        matcher, beginning = self._copy_of_matcher(), self._beginning
         if not self._has_left:
-            return replace(self._sequence, matcher=matcher, goes_first=goes_first)
+            return replace(
+                self._sequence, matcher=matcher, goes_first=goes_first, beginning=beginning
+            )
         return replace(
             self._sequence,
             # The engine may still hand over what the sequence gained before it left.
@@ -160,6 +171,7 @@ class EngineRun:
             matcher=matcher,
             goes_first=goes_first,
             is_return=True,
+            beginning=beginning,
         )
 
     def _copy_of_matcher(self) -> "TokenMatcher | None":
@@ -176,12 +188,21 @@ class EngineRun:
         self._num_consumed = len(token_ids)
         return matcher.copy()
 
+    def _note_cached(self) -> None:
+        """Keep what was cached when the engine first began; later it finds the sequence's own."""
+        if self._num_cached_tokens is None:
+            self._num_cached_tokens = self._beginning.num_cached_tokens
+
     def _gain(self, delta: TextDelta) -> None:
         """Pass a delta on, and remember it."""
         if not self._has_begun:
             self._has_begun = True
             self._stop_timer()
             self._on_begun()
+        self._note_cached()
+        if delta.num_cached_tokens and self._num_cached_tokens is not None:
+            num_cached_tokens = min(self._num_cached_tokens, delta.num_cached_tokens)
+            delta = replace(delta, num_cached_tokens=num_cached_tokens)
         if delta.finish_reason is not None:
             self._is_over = True
         self._take(self._delivered.add(delta))

@@ -41,6 +41,11 @@ class Run(Protocol):
         ...
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the engine has begun with it, since it entered."""
+        ...
+
+    @property
     def may_yield(self) -> bool:
         """Whether it may give its place to another."""
         ...

@@ -23,6 +23,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.num_entered = 0
+        self.begun: set[str] = set()
         self.turns: dict[str, tuple[bool, int]] = {}  # as `Sequence.turn`, by name
 
 
@@ -44,6 +45,10 @@ class FakeRun:
     @property
     def is_in(self) -> bool:
         return self.name in self.engine.turns
+
+    @property
+    def has_begun(self) -> bool:
+        return self.name in self.engine.begun
 
     def enter(self, *, goes_first: bool) -> None:
         assert not self.is_in

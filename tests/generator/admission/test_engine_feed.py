@@ -33,6 +33,21 @@ def test_a_resumed_sequence_does_not_go_before_a_tenant_that_got_less() -> None:
     assert replica.inside == "-xa"
 
 
+def test_what_the_engine_has_begun_with_stays_when_another_comes_before_it() -> None:
+    replica = Replica(max_num_seqs=1)
+    replica.add("-", tenant="other")
+    replica.add("a", tenant="many")
+    replica.add("x", tenant="few")
+    assert replica.inside == "-ax"
+    replica.engine.begun.add("a")  # its first delta is on its way
+    replica.counted.charge(replica.permits["a"], 1000)
+    replica.end("-")
+    assert (replica.running, replica.inside) == ("x", "ax")
+    assert replica.engine.num_entered == 4, "only x left, and came again"
+    replica.end("x")
+    assert (replica.running, replica.inside) == ("a", "a")
+
+
 def test_those_that_are_ahead_keep_their_order_when_one_kind_is_left() -> None:
     replica = Replica(max_num_seqs=1)
     replica.add("x", 0)

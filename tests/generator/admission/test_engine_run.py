@@ -119,6 +119,24 @@ def test_a_sequence_goes_on_behind_what_has_gone_out_and_is_counted_once() -> No
     assert client.num_begun == 2
 
 
+@pytest.mark.parametrize(("at_first", "told"), [(1, 1), (None, 3)])
+def test_what_a_sequence_computed_itself_before_it_left_does_not_count_as_cached(
+    at_first: int | None, told: int
+) -> None:
+    client = Client()
+    for num_cached_tokens in (at_first, 3):
+        client.run.enter(goes_first=False)
+        beginning = client.engine.got[-1].beginning
+        assert beginning is not None
+        assert not client.run.has_begun
+        beginning.num_cached_tokens = num_cached_tokens
+        assert client.run.has_begun == (num_cached_tokens is not None)
+        if len(client.engine.got) == 1:
+            client.run.leave()
+    client.engine.give(8, num_cached_tokens=3)
+    assert [delta.num_cached_tokens for delta in client.deltas] == [told]
+
+
 def test_log_probabilities_of_the_prompt_go_on_behind_those_that_have_gone_out() -> None:
     client = Client()
     client.run.enter(goes_first=False)
