@@ -246,8 +246,8 @@ class BatchRunner:
             return
         if batch.status is Status.VALIDATING:
             num_lines = await (await self._input(batch)).count()
-            if (fault := self._fault(num_lines)) is not None:
-                await batches.end(self._name, batch, Status.FAILED, fault=fault)
+            if (wrong := self._fault(num_lines)) is not None:
+                await batches.end(self._name, batch, Status.FAILED, fault=wrong)
                 return
             batch = await batches.begin(self._name, batch, num_lines)
         if batch.status is Status.IN_PROGRESS:

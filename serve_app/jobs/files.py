@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from os import fsync
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -264,7 +265,8 @@ class Files:
             }
         )
         orphans = [path for path in old if path.name not in known]
-        await self._store.on_disk(lambda: [path.unlink(missing_ok=True) for path in orphans])
+        for path in orphans:
+            await self._store.on_disk(partial(path.unlink, missing_ok=True))
 
     async def _erase(self, id_: str) -> None:
         await self._store.on_disk(lambda: self.path(id_).unlink(missing_ok=True))

@@ -1,7 +1,8 @@
 """`/v1/files` through the application."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -28,11 +29,13 @@ async def client(folder: Path) -> AsyncIterator[AppClient]:
 
 
 async def upload(
-    client: AppClient, contents: bytes = CONTENTS, status: int = 200, **fields: str
+    client: AppClient,
+    contents: bytes = CONTENTS,
+    status: int = 200,
+    fields: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    answer = await client.post(
-        FILES, data={"purpose": "batch", **fields}, files={"file": ("a.jsonl", contents)}
-    )
+    data = {"purpose": "batch", **fields}
+    answer = await client.post(FILES, data=data, files={"file": ("a.jsonl", contents)})
     assert answer.status_code == status, answer.text
     found: dict[str, Any] = answer.json()
     return found
@@ -118,11 +121,10 @@ async def test_bytes_are_bounded_for_each_key(folder: Path) -> None:
 
 async def test_a_client_may_want_a_file_erased_sooner(client: AppClient) -> None:
     wish = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
-    file = await upload(client, **wish)
+    file = await upload(client, fields=wish)
     assert file["expires_at"] == file["created_at"] + 3600
-    error = (await upload(client, status=400, **{**wish, "expires_after[seconds]": "9" * 9}))[
-        "error"
-    ]
+    wish["expires_after[seconds]"] = "9" * 9
+    error = (await upload(client, status=400, fields=wish))["error"]
     assert error["param"] == "expires_after[seconds]"
 
 
@@ -133,7 +135,7 @@ async def test_a_client_may_want_a_file_erased_sooner(client: AppClient) -> None
 async def test_fields_that_are_not_honoured_are_refused(
     client: AppClient, fields: dict[str, str], param: str
 ) -> None:
-    assert (await upload(client, status=400, **fields))["error"]["param"] == param
+    assert (await upload(client, status=400, fields=fields))["error"]["param"] == param
 
 
 async def test_a_form_needs_a_file_and_a_purpose(client: AppClient) -> None:
