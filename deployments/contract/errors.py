@@ -138,10 +138,11 @@ class JobNotFoundError(InvalidRequestError):
     code = "not_found"
 
 
-class JobLimitError(InvalidRequestError):
+class JobLimitError(RaystreamError):
     """The API key has as many files or batches as it may, or as large ones."""
 
     status = 403
+    type = "permission_error"
     code = "job_limit_reached"
 
 
