@@ -19,7 +19,10 @@ const until = (find) => new Promise((done, fail) => {
 });
 """.replace("DEADLINE_MS", str(DEADLINE_MS))
 
-COUNT = "until(() => document.querySelectorAll('.opblock').length)"
+PATHS = """
+until(() => document.querySelectorAll(".opblock").length).then(() =>
+  [...document.querySelectorAll(".opblock-summary-path")].map((cell) => cell.dataset.path))
+"""
 
 EXECUTE = """
 (async () => {
@@ -58,11 +61,16 @@ class Executed:
     documented: list[str]  # the statuses that the document lists
 
 
-async def execute_all(tab: Tab, url: str) -> list[Executed]:
-    """Open the page and press "Try it out" and "Execute", unchanged, on every operation."""
+async def execute_all(tab: Tab, url: str, *, but: tuple[str, ...] = ()) -> list[Executed]:
+    """Open the page and press "Try it out" and "Execute", unchanged, on every operation.
+
+    Args:
+        tab: Where to open it.
+        url: The page.
+        but: How the paths of operations begin that are left out.
+    """
     await tab.navigate(url, width=1280)
-    num_operations: int = await tab.evaluate(f"{{{UNTIL} {COUNT}}}")
-    executed = [
-        await tab.evaluate(f"{{{UNTIL} {EXECUTE % number}}}") for number in range(num_operations)
-    ]
+    paths: list[str] = await tab.evaluate(f"{{{UNTIL} {PATHS}}}")
+    numbers = [number for number, path in enumerate(paths) if not path.startswith(but)]
+    executed = [await tab.evaluate(f"{{{UNTIL} {EXECUTE % number}}}") for number in numbers]
     return [Executed(**each) for each in executed]

@@ -109,7 +109,7 @@ async def _on_raystream_error(request: Request, error: Exception) -> Response:
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     found, validated = error.errors(), error.body
-    if found[0]["loc"][:1] == ("query",):
+    if validated is None and found[0]["loc"][:1] == ("query",):  # a body may have a "query", too
         found = [{**each, "loc": each["loc"][1:]} for each in found]
         validated = dict(request.query_params)
     return error_response(refusal_of(found, validated))
