@@ -40,7 +40,7 @@ from serve_app.api.classify.routes import ClassifyApi
 from serve_app.api.completions.routes import CompletionsApi
 from serve_app.api.docs import DescribedApp, install_docs
 from serve_app.api.embeddings.routes import EmbeddingsApi
-from serve_app.api.files.routes import FORM_BYTES, FilesApi
+from serve_app.api.files.routes import FilesApi
 from serve_app.api.messages.routes import MessagesApi
 from serve_app.api.requests.context import ApiContext
 from serve_app.api.rerank.routes import RerankApi
@@ -262,8 +262,8 @@ def _middleware(parts: AppParts) -> Iterator[Middleware]:
     if parts.config.auth.trusted_gateway:
         yield Middleware(GatewayHeadersMiddleware, objectives=parts.config.auth.objectives or {})
     jobs = parts.config.jobs
-    upload_bytes = 0 if jobs.folder is None else jobs.max_file_bytes + FORM_BYTES
-    yield Middleware(RequestGuardMiddleware, limits=limits, max_upload_bytes=upload_bytes)
+    file_bytes = None if jobs.folder is None else jobs.max_file_bytes
+    yield Middleware(RequestGuardMiddleware, limits=limits, max_file_bytes=file_bytes)
     if keys is not None and keys.limited:
         assert ledger is not None, "keys with limits need a ledger"
         yield Middleware(RateLimitMiddleware, ledger=ledger)

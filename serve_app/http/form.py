@@ -137,5 +137,13 @@ def _part(headers: Message) -> Part:
     name = headers.get_param("name", header="content-disposition")
     if not isinstance(name, str):
         raise InvalidRequestError("The form is broken: a part has no name.")
-    filename = headers.get_filename()
-    return Part(name, filename)
+    try:
+        filename = headers.get_filename()
+    except UnicodeError:
+        raise InvalidRequestError("The form is broken: a filename can't be decoded.") from None
+    return Part(_encodable(name), None if filename is None else _encodable(filename))
+
+
+def _encodable(text: str) -> str:
+    """Return a text without lone surrogates, which some charsets that a client may name have."""
+    return text.encode(errors="replace").decode()

@@ -119,6 +119,14 @@ def too_large(limits: LimitsConfig) -> RequestTooLargeError:
     )
 
 
+def file_too_large(max_file_bytes: int) -> RequestTooLargeError:
+    """Return the refusal of a file that is larger than is kept."""
+    return RequestTooLargeError(
+        f"The file is larger than {max_file_bytes} bytes, the most that is kept "
+        "(jobs.max_file_bytes)."
+    )
+
+
 def decode_json(body: bytes, max_depth: int) -> Any:
     """Return the decoded body.
 

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
+from io import BufferedReader
 from typing import Any, Final, Protocol
 
 from deployments.contract.errors import (
@@ -25,17 +26,11 @@ from deployments.contract.errors import (
     RaystreamError,
 )
 from serve_app.config import MAX_PRIORITY, LimitsConfig
+from serve_app.http.errors import error_payload
 from serve_app.http.standing import Standing
 from serve_app.jobs.batch_input import BatchInput, Line
-from serve_app.jobs.batches import (
-    RESULTS_AT_ONCE,
-    Batch,
-    Fault,
-    LeaseLostError,
-    Result,
-    Status,
-)
-from serve_app.jobs.files import StoredFile
+from serve_app.jobs.batches import Batch, Fault, LeaseLostError, Result, Status
+from serve_app.jobs.files import FileWriter, StoredFile
 from serve_app.jobs.jobs import Jobs
 
 POLL_S: Final = 1.0
@@ -46,6 +41,12 @@ EXPIRE_S: Final = 60.0
 
 MAX_RUNNING: Final = 8
 """Batches that an ingress runs at once; further ones wait for their turn."""
+
+MAX_ENDING: Final = 8
+"""Batches that it ends beside them: their lines need not run any more, so they don't wait."""
+
+ERRORS_AT_ONCE: Final = 256
+"""Lines of a late batch that get their errors in one transaction."""
 
 MAX_WAIT_S: Final = 30.0
 """Most seconds until a line that found no room is asked again."""
@@ -111,6 +112,10 @@ class Meter(Protocol):
     def running_batches(self, number: int) -> None:
         """Note how many batches run here."""
         ...
+
+
+class InputLostError(Exception):
+    """The contents of a batch's file are gone, or are not what was counted."""
 
 
 @dataclass(slots=True)
@@ -180,8 +185,12 @@ class BatchRunner:
         """Run batches until this is cancelled; then leave them to other ingresses at once."""
         try:
             while True:
-                with suppress(JobsUnavailableError):  # the store has logged it
+                try:
                     await self._turn()
+                except JobsUnavailableError:
+                    pass  # the store has logged it
+                except Exception:  # the next turn may succeed, and nobody else runs batches here
+                    logger.exception("the runner of batches has failed, and goes on")
                 await self._jobs.wait(self._poll_s)
         finally:
             tasks = [run.task for run in self._runs.values()]
@@ -202,9 +211,11 @@ class BatchRunner:
                     run.task.cancel()
                 elif batch.status is Status.CANCELLING or batch.due_s <= now_s:
                     run.stopped.set()
-        while len(self._runs) < MAX_RUNNING:
+        while len(self._runs) < MAX_RUNNING + MAX_ENDING:
             owners = [run.owner for run in self._runs.values()]
-            claimed = await self._jobs.batches.claim(self._name, owners)
+            claimed = await self._jobs.batches.claim(
+                self._name, owners, only_ending=len(self._runs) >= MAX_RUNNING
+            )
             if claimed is None:
                 break
             self._start(claimed)
@@ -231,7 +242,15 @@ class BatchRunner:
     async def _guarded(self, batch: Batch, stopped: asyncio.Event) -> None:
         """Run a batch; if that fails, its lease runs out, and then it is claimed again."""
         try:
-            await self._run(batch, stopped)
+            try:
+                await self._run(batch, stopped)
+            except InputLostError:
+                fault = Fault(
+                    "file_missing",
+                    "The contents of the file are missing, or have changed.",
+                    "input_file_id",
+                )
+                await self._end(batch, Status.FAILED, fault)
         except* LeaseLostError as lost:
             logger.info("batch %s is left: %s", batch.id, lost.exceptions[0])
         except* JobsUnavailableError:
@@ -242,28 +261,27 @@ class BatchRunner:
         standing = self._standing_of(batch.owner)
         if batch.status in (Status.VALIDATING, Status.IN_PROGRESS) and standing is None:
             fault = Fault("unknown_key", "The API key that created the batch is no longer known.")
-            await batches.end(self._name, batch, Status.FAILED, fault=fault)
+            await self._end(batch, Status.FAILED, fault)
             return
         if batch.status is Status.VALIDATING:
             num_lines = await (await self._input(batch)).count()
             if (wrong := self._fault(num_lines)) is not None:
-                await batches.end(self._name, batch, Status.FAILED, fault=wrong)
+                await self._end(batch, Status.FAILED, wrong)
                 return
             batch = await batches.begin(self._name, batch, num_lines)
-        if batch.status is Status.IN_PROGRESS:
+        batch = await batches.finalize(self._name, batch)
+        while batch.status is Status.IN_PROGRESS:
             assert standing is not None, "without one it has failed"
-            if batch.due_s > self._jobs.store.unix_s():
-                await self._until(stopped, self._run_lines(batch, standing))
-            held = await batches.renew(self._name, [batch.id])
-            if batch.id not in held:
-                raise LeaseLostError("another ingress has it")
-            batch = held[batch.id]
-        if batch.status is Status.IN_PROGRESS:
             if batch.due_s <= self._jobs.store.unix_s():
                 await self._expire_lines(batch)
                 await self._end(batch, Status.EXPIRED)
                 return
+            # It was stopped as late, but the clock was set back.
+            stopped.clear()
+            await self._until(stopped, self._run_lines(batch, standing))
             batch = await batches.finalize(self._name, batch)
+            if batch.status is Status.IN_PROGRESS and not stopped.is_set():
+                raise InputLostError("it has other lines than were counted")
         ended = Status.CANCELLED if batch.status is Status.CANCELLING else Status.COMPLETED
         await self._end(batch, ended)
 
@@ -281,8 +299,25 @@ class BatchRunner:
             working.result()
 
     async def _input(self, batch: Batch) -> BatchInput:
+        """Open a batch's file.
+
+        Raises:
+            InputLostError: Its contents are gone.
+            JobsUnavailableError: It can't be opened.
+        """
         path = self._jobs.files.path(batch.input_file_id)
-        file = await self._jobs.store.on_disk(lambda: path.open("rb"))
+
+        def opened() -> BufferedReader | None:
+            try:
+                return path.open("rb")
+            except FileNotFoundError:
+                if not path.parent.is_dir():  # the volume is gone, and may come back
+                    raise
+                return None
+
+        file = await self._jobs.store.on_disk(opened)
+        if file is None:
+            raise InputLostError("its contents are gone")
         return BatchInput(self._jobs.store, file, batch.endpoint, self._limits)
 
     def _fault(self, num_lines: int) -> Fault | None:
@@ -325,11 +360,20 @@ class BatchRunner:
         wait_s = 0.5
         while True:
             async with self._slots:
-                answer = await self._ask(call)
+                answer = await self._asked(call)
             if not answer.found_no_room:
                 return _answered(batch, line, request_id, answer)
             await asyncio.sleep(max(wait_s, min(answer.retry_after_s or 0, MAX_WAIT_S)))
             wait_s = min(2 * wait_s, MAX_WAIT_S)
+
+    async def _asked(self, call: Call) -> CallAnswer:
+        """Return a route's answer; a 500 if it has none, so that other lines are not lost."""
+        try:
+            return await self._ask(call)
+        except Exception:
+            logger.exception("a line of a batch has failed: %s", call.request_id)
+            failed = RaystreamError("The server has failed at this request.")
+            return CallAnswer(failed.status, json.dumps(error_payload(failed)).encode())
 
     async def _expire_lines(self, batch: Batch) -> None:
         """Give the lines without a result the error that they came too late."""
@@ -341,32 +385,33 @@ class BatchRunner:
         async for line in source.lines():
             if line.number not in done:
                 results.append(_faulty(batch, line, line.fault or late))
-            if len(results) >= RESULTS_AT_ONCE:
+            if len(results) >= ERRORS_AT_ONCE:
                 await self._jobs.batches.record(self._name, batch, results)
                 results = []
         await self._jobs.batches.record(self._name, batch, results)
 
-    async def _end(self, batch: Batch, status: Status) -> None:
-        """Write a batch's files, and end it."""
-        output = await self._write(batch, "output", errors=False)
-        error = await self._write(batch, "error", errors=True)
-        await self._jobs.batches.end(self._name, batch, status, output, error)
+    async def _end(self, batch: Batch, status: Status, fault: Fault | None = None) -> None:
+        """Write a batch's files, and end it, which makes them known."""
+        outputs, errors = self._jobs.files.writer(), self._jobs.files.writer()
+        try:
+            output = await self._write(batch, outputs, "output", errors=False)
+            error = await self._write(batch, errors, "error", errors=True)
+            await self._jobs.batches.end(self._name, batch, status, output, error, fault)
+        finally:
+            # Keeps them if they are known. Another ingress may have ended the batch meanwhile.
+            await outputs.discard()
+            await errors.discard()
         self._jobs.announce()
 
-    async def _write(self, batch: Batch, kind: str, *, errors: bool) -> StoredFile | None:
-        """Write a file of results, and return it; None if there are none.
-
-        Its id is the batch's: a file that a dead ingress has written is written again.
-        """
-        writer = self._jobs.files.writer(f"{batch.key}-{kind}")
-        try:
-            async for some in self._jobs.batches.results(batch, errors=errors):
-                await writer.write("".join(f"{text}\n" for text in some).encode())
-            if not writer.num_bytes:
-                return None
-            await writer.finish()
-        finally:
-            await writer.discard()
+    async def _write(
+        self, batch: Batch, writer: FileWriter, kind: str, *, errors: bool
+    ) -> StoredFile | None:
+        """Write a file of results, and return what its row will be; None if there are none."""
+        async for some in self._jobs.batches.results(batch, errors=errors):
+            await writer.write(some)
+        if not writer.num_bytes:
+            return None
+        await writer.finish()
         now_s = self._jobs.store.unix_s()
         name = f"{batch.id}_{kind}.jsonl"
         expires_s = now_s + self._jobs.config.expires_after_s

@@ -10,6 +10,7 @@ import json
 import secrets
 import sqlite3
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from itertools import chain
@@ -25,8 +26,8 @@ LEASE_S: Final = 15.0
 """How long after its last sign an ingress keeps a batch. A pause of the process, or a slow disk,
 takes it away too; that costs only that lines run again."""
 
-RESULTS_AT_ONCE: Final = 256
-"""Results that are read from the store at a time."""
+RESULTS_BYTES: Final = 2**20
+"""About how much of the results is read from the store at a time; a line's is read whole."""
 
 
 class Status(StrEnum):
@@ -254,6 +255,8 @@ class Batches:
     async def cancel(self, owner: str, id_: str) -> Batch:
         """Ask for a batch's end; the ingress that runs it, or another, writes its files.
 
+        One that no ingress runs, and that has no results, ends at once.
+
         Raises:
             JobNotFoundError: The owner has none of this id.
             JobConflictError: It has ended, or is about to.
@@ -267,11 +270,25 @@ class Batches:
                 return batch
             if Status.CANCELLING not in NEXT.get(batch.status, ()):
                 raise JobConflictError(f"The batch is {batch.status}, so it can't be cancelled.")
-            return _moved(connection, batch, Status.CANCELLING, now_s)
+            batch = _moved(connection, batch, Status.CANCELLING, now_s)
+            is_idle = connection.execute(
+                "SELECT 1 FROM batches WHERE number = ? AND lease_until_s < ? "
+                "AND num_completed + num_failed = 0",
+                (batch.number, now_s),
+            ).fetchone()
+            if not is_idle:
+                return batch
+            connection.execute(
+                "UPDATE batches SET expires_s = ?, lease_owner = NULL WHERE number = ?",
+                (now_s + self._config.expires_after_s, batch.number),
+            )
+            return _moved(connection, batch, Status.CANCELLED, now_s)
 
         return await self._store.write(cancel)
 
-    async def claim(self, ingress: str, beside: Sequence[str] = ()) -> Batch | None:
+    async def claim(
+        self, ingress: str, beside: Sequence[str] = (), *, only_ending: bool = False
+    ) -> Batch | None:
         """Take the lease of a batch that no living ingress runs; None if there is none.
 
         The oldest is taken of an owner of whom this ingress runs the fewest.
@@ -279,6 +296,8 @@ class Batches:
         Args:
             ingress: Who takes it.
             beside: The owners of the batches that this ingress runs.
+            only_ending: Whether to take only one whose lines need not run any more: it is
+                cancelled or late, or all have run.
 
         Raises:
             JobsUnavailableError: The store can't be written.
@@ -288,8 +307,8 @@ class Batches:
         def free(connection: sqlite3.Connection) -> list[sqlite3.Row]:
             return connection.execute(
                 "SELECT id, owner FROM batches WHERE expires_s IS NULL AND lease_until_s < ? "
-                "ORDER BY number",
-                (now_s,),
+                "AND (NOT ? OR status IN (?, ?) OR due_s <= ?) ORDER BY number",
+                (now_s, only_ending, Status.CANCELLING, Status.FINALIZING, now_s),
             ).fetchall()
 
         if not await self._store.read(free):
@@ -360,7 +379,7 @@ class Batches:
         return await self._store.write(begin)
 
     async def finalize(self, ingress: str, batch: Batch) -> Batch:
-        """Note that all lines have results.
+        """Note that all lines have results, if they do; return the batch as it is then.
 
         Raises:
             LeaseLostError: The ingress holds it no longer.
@@ -370,7 +389,8 @@ class Batches:
 
         def finalize(connection: sqlite3.Connection) -> Batch:
             held = _held(connection, ingress, batch)
-            if held.status is not Status.IN_PROGRESS:
+            num_done = held.num_completed + held.num_failed
+            if held.status is not Status.IN_PROGRESS or num_done != held.num_lines:
                 return held
             return _moved(connection, held, Status.FINALIZING, now_s)
 
@@ -418,22 +438,32 @@ class Batches:
 
         return await self._store.write(record)
 
-    async def results(self, batch: Batch, *, errors: bool) -> AsyncIterator[list[str]]:
-        """Yield the texts of a batch's answers, or of its errors, some at a time, in line order.
+    async def results(self, batch: Batch, *, errors: bool) -> AsyncIterator[bytes]:
+        """Yield the lines of a batch's answers, or of its errors, some at a time, in line order.
 
         Raises:
             JobsUnavailableError: The store can't be read.
         """
         last = 0
-        while rows := await self._store.read(
-            lambda connection: connection.execute(
+
+        def some(connection: sqlite3.Connection) -> bytes:
+            nonlocal last
+            lines = bytearray()
+            rows = connection.execute(
                 "SELECT line, text FROM results WHERE batch = ? AND line > ? AND is_error = ? "
-                f"ORDER BY line LIMIT {RESULTS_AT_ONCE}",
-                (batch.number, last, errors),  # noqa: B023 - it runs before the next turn
-            ).fetchall()
-        ):
-            last = rows[-1]["line"]
-            yield [row["text"] for row in rows]
+                "ORDER BY line",
+                (batch.number, last, errors),
+            )
+            with closing(rows):
+                for row in rows:
+                    lines += f"{row['text']}\n".encode()
+                    last = row["line"]
+                    if len(lines) >= RESULTS_BYTES:
+                        break
+            return bytes(lines)
+
+        while lines := await self._store.read(some):
+            yield lines
 
     async def end(
         self,

@@ -14,9 +14,14 @@ from os import fsync
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from deployments.contract.errors import JobConflictError, JobLimitError, JobNotFoundError
+from deployments.contract.errors import (
+    JobConflictError,
+    JobLimitError,
+    JobNotFoundError,
+    JobsUnavailableError,
+)
 from serve_app.config import JobsConfig
-from serve_app.jobs.store import ORPHAN_AGE_S, Page, Store, page_of
+from serve_app.jobs.store import ORPHAN_AGE_S, Page, Store, open_private, page_of
 
 if TYPE_CHECKING:
     from io import BufferedWriter
@@ -62,15 +67,23 @@ class StoredFile:
 
 
 class FileWriter:
-    """Contents that are being written, piece by piece."""
+    """Contents that are being written, piece by piece.
 
-    def __init__(self, store: Store, id_: str) -> None:
+    Attributes:
+        id: The file's, and no other writer's: an ingress that writes a batch's file after it has
+            lost the batch must not touch the file of the one that took over.
+        num_bytes: What was written.
+    """
+
+    def __init__(self, store: Store) -> None:
         """Name the file; nothing is written yet."""
-        self.id = id_
+        self.id = f"file-{secrets.token_hex(16)}"
         self.num_bytes = 0
         self._store = store
-        self._part = store.contents / f"{id_}.{secrets.token_hex(4)}.part"
+        self._place = store.contents / self.id
+        self._part = store.contents / f"{self.id}.part"
         self._open: BufferedWriter | None = None
+        self._is_in_place = False
 
     async def write(self, piece: bytes) -> None:
         """Add a piece.
@@ -81,7 +94,7 @@ class FileWriter:
 
         def write() -> None:
             if self._open is None:
-                self._open = self._part.open("xb")
+                self._open = open(self._part, "xb", opener=open_private)  # noqa: SIM115 - it stays open
             self._open.write(piece)
 
         await self._store.on_disk(write)
@@ -100,12 +113,20 @@ class FileWriter:
             self._open.flush()
             fsync(self._open.fileno())
             self._open.close()
-            self._part.replace(self._store.contents / self.id)
+            self._is_in_place = True
+            self._part.replace(self._place)
 
         await self._store.on_disk(finish)
 
     async def discard(self) -> None:
-        """Erase what was written, unless it is in its place."""
+        """Erase what was written, unless a row has it.
+
+        What can't be erased now is erased with other contents that no row has.
+        """
+
+        def erase(connection: sqlite3.Connection) -> None:
+            if not _has_row(connection, self.id):
+                self._place.unlink(missing_ok=True)
 
         def discard() -> None:
             with suppress(OSError):  # a full disk may refuse the last piece once more
@@ -113,8 +134,11 @@ class FileWriter:
                     self._open.close()
             self._part.unlink(missing_ok=True)
 
-        with suppress(OSError):
+        with suppress(JobsUnavailableError):  # the store has logged it
             await self._store.on_disk(discard)
+            if self._is_in_place:
+                # On the thread of writes: a transaction whose caller was cancelled comes before.
+                await self._store.write(erase)
 
 
 class Files:
@@ -124,26 +148,26 @@ class Files:
         self._store = store
         self._config = config
 
-    def writer(self, name: str | None = None) -> FileWriter:
-        """Return what writes the contents of a new file; its id has the name, or a random one."""
-        return FileWriter(self._store, f"file-{name or secrets.token_hex(16)}")
+    def writer(self) -> FileWriter:
+        """Return what writes the contents of a new file."""
+        return FileWriter(self._store)
 
-    async def require_room(self, owner: str) -> None:
-        """Refuse an owner's next file before it is read, if there can't be one.
+    async def require_room(self, owner: str, num_bytes: int = 1) -> None:
+        """Refuse an owner's next file before it is kept, if there can't be one of this size.
 
         Raises:
             JobLimitError: The owner has too many files, or too large ones.
             JobsUnavailableError: The store can't be read.
         """
-        await self._store.read(lambda connection: self._check_room(connection, owner, 1))
+        await self._store.read(lambda connection: self._check_room(connection, owner, num_bytes))
 
     async def add(
         self, writer: FileWriter, owner: str, filename: str, lifetime_s: float | None = None
     ) -> StoredFile:
-        """Add what a writer has finished as a file for batches.
+        """Finish what a writer has written, and add it as a file for batches.
 
         Args:
-            writer: Has its contents.
+            writer: Has its contents; the caller discards it in any case.
             owner: Whose it is.
             filename: The client's name for it.
             lifetime_s: Seconds until it is erased; None means the configuration's.
@@ -152,6 +176,8 @@ class Files:
             JobLimitError: The owner has too many files, or too large ones.
             JobsUnavailableError: The store can't be written.
         """
+        await self.require_room(owner, writer.num_bytes)
+        await writer.finish()
         now_s = self._store.unix_s()
         expires_s = now_s + (self._config.expires_after_s if lifetime_s is None else lifetime_s)
         file = StoredFile(writer.id, owner, filename, "batch", writer.num_bytes, now_s, expires_s)
@@ -258,11 +284,7 @@ class Files:
             await self._erase(id_)
         old = await self._store.on_disk(lambda: self._old_contents(now_s - ORPHAN_AGE_S))
         known = await self._store.read(
-            lambda connection: {
-                path.name
-                for path in old
-                if connection.execute("SELECT 1 FROM files WHERE id = ?", (path.name,)).fetchone()
-            }
+            lambda connection: {path.name for path in old if _has_row(connection, path.name)}
         )
         orphans = [path for path in old if path.name not in known]
         for path in orphans:
@@ -293,6 +315,10 @@ class Files:
                 f"The files would have more than {self._config.max_stored_bytes} bytes together, "
                 "the most that are kept (jobs.max_stored_bytes). Delete some."
             )
+
+
+def _has_row(connection: sqlite3.Connection, id_: str) -> bool:
+    return connection.execute("SELECT 1 FROM files WHERE id = ?", (id_,)).fetchone() is not None
 
 
 def no_file(id_: str, param: str | None = None) -> JobNotFoundError:

@@ -18,6 +18,7 @@ import os
 import secrets
 import sqlite3
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -99,6 +100,10 @@ NODE_RENEWAL_S: Final = 5.0
 
 ORPHAN_AGE_S: Final = 3600.0
 """Contents without a row are erased when they are this old: a process died while it wrote them."""
+
+OPENING: Final = threading.Lock()
+"""Held while a database is made and opened: a process that closes any descriptor of a file drops
+the locks that its other connections have on it."""
 
 BUSY_CODES: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -224,12 +229,14 @@ class Store:
         _make_private(self.folder)
         self.keep_node()
         self.contents.mkdir(mode=0o700, exist_ok=True)
-        connection = sqlite3.connect(
-            self.folder / "jobs.sqlite",
-            timeout=BUSY_S,
-            isolation_level=None,
-            check_same_thread=False,
-        )
+        path = self.folder / "jobs.sqlite"
+        with OPENING:
+            # SQLite's own files beside it get its rights.
+            with suppress(FileExistsError), open(path, "xb", opener=open_private):
+                pass
+            connection = sqlite3.connect(
+                path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+            )
         try:
             self._prepare(connection)
         except BaseException:
@@ -248,7 +255,8 @@ class Store:
         if now_s < self._node_until_s - NODE_LEASE_S + NODE_RENEWAL_S:
             return
         sign = self.folder / "node"
-        with suppress(FileNotFoundError, ValueError):
+        # A sign that can't be read, as a full disk may leave it, keeps nobody out.
+        with suppress(FileNotFoundError, ValueError, TypeError, LookupError):
             found = json.loads(sign.read_bytes())
             if found["node"] != self._node and found["until_s"] > now_s:
                 raise self._unavailable(
@@ -279,14 +287,15 @@ class Store:
         connection.execute("PRAGMA secure_delete = ON")
 
     def _create(self, connection: sqlite3.Connection) -> None:
-        connection.execute("PRAGMA journal_mode = WAL")
+        with _rolled_back(connection):
+            is_theirs = _marks(connection) == (0, 0) and _has_tables(connection)
+        if is_theirs:
+            raise self._unavailable("jobs.sqlite in its folder is another program's database")
+        connection.execute("PRAGMA journal_mode = WAL")  # writes the header
         connection.execute("BEGIN IMMEDIATE")
         try:
             # Another ingress may have made it meanwhile.
-            is_empty = _marks(connection) == (0, 0)
-            if is_empty and connection.execute("SELECT 1 FROM sqlite_schema").fetchone():
-                raise self._unavailable("jobs.sqlite in its folder is another program's database")
-            if is_empty:
+            if _marks(connection) == (0, 0) and not _has_tables(connection):
                 for statement in filter(str.strip, SCHEMA.split(";")):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -376,6 +385,25 @@ def _marks(connection: sqlite3.Connection) -> tuple[int, int]:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return application, version
+
+
+def _has_tables(connection: sqlite3.Connection) -> bool:
+    return connection.execute("SELECT 1 FROM sqlite_schema").fetchone() is not None
+
+
+@contextmanager
+def _rolled_back(connection: sqlite3.Connection) -> Iterator[None]:
+    """Let all reads of a block see the same state."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        connection.rollback()
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file for `open`; a new one only its user may read, also where it is copied."""
+    return os.open(path, flags, 0o600)
 
 
 def _make_private(folder: Path) -> None:

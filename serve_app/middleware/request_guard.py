@@ -18,11 +18,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deployments.contract.errors import HeadersTooLargeError, InvalidRequestError
 from serve_app.config import LimitsConfig
 from serve_app.http.errors import error_response
-from serve_app.http.json_route import too_large
+from serve_app.http.json_route import file_too_large, too_large
 from serve_app.http.route_hints import path_of
 
 FILES_PATH: Final = "/v1/files"
 """Where files are uploaded; the surface bounds them by `jobs.max_file_bytes`."""
+
+FORM_BYTES: Final = 2**16
+"""The most that a form may be larger than its file."""
 
 SERVE_HEADERS: Final = ("x-request-disconnect-disabled", "x-request-timeout-seconds")
 
@@ -30,17 +33,19 @@ SERVE_HEADERS: Final = ("x-request-disconnect-disabled", "x-request-timeout-seco
 class RequestGuardMiddleware:
     """Refuses requests by their headers."""
 
-    def __init__(self, app: ASGIApp, limits: LimitsConfig, max_upload_bytes: int = 0) -> None:
+    def __init__(
+        self, app: ASGIApp, limits: LimitsConfig, max_file_bytes: int | None = None
+    ) -> None:
         """Wrap an application.
 
         Args:
             app: The application.
             limits: The bounds of headers and bodies.
-            max_upload_bytes: The largest body of an uploaded file, if that is more.
+            max_file_bytes: The largest file that may be uploaded; None if none may.
         """
         self._app = app
         self._limits = limits
-        self._max_upload_bytes = max(max_upload_bytes, limits.max_body_bytes)
+        self._max_file_bytes = max_file_bytes
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Refuse the request at once, or pass it on."""
@@ -64,8 +69,8 @@ class RequestGuardMiddleware:
                 return InvalidRequestError(f"The header {name!r} is not accepted.", name)
         length = headers.get("content-length", "")
         # The HTTP server refuses a length that is not a number; what comes is counted in any case.
+        num_bytes = int(length[:18]) if length.isdecimal() else 0
         is_upload = scope["method"] == "POST" and path_of(scope) == FILES_PATH
-        most = self._max_upload_bytes if is_upload else self._limits.max_body_bytes
-        if length.isdecimal() and (len(length) > 18 or int(length) > most):
-            return too_large(self._limits)
-        return None
+        if is_upload and (most := self._max_file_bytes) is not None:
+            return file_too_large(most) if num_bytes > most + FORM_BYTES else None
+        return too_large(self._limits) if num_bytes > self._limits.max_body_bytes else None

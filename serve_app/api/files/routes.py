@@ -13,21 +13,18 @@ from starlette.responses import StreamingResponse
 from deployments.contract.errors import (
     InvalidRequestError,
     RequestTimeoutError,
-    RequestTooLargeError,
 )
 from serve_app.api.files.schema import FileDeleted, FileList, FileObject
 from serve_app.api.requests.context import ApiContext
 from serve_app.api.requests.job_lists import After, Order, jobs_of, owner_of
 from serve_app.config import LimitsConfig
 from serve_app.http.form import FormReader, Part
+from serve_app.http.json_route import file_too_large
 from serve_app.jobs.jobs import Jobs
 from serve_app.jobs.store import Page
 
 if TYPE_CHECKING:
     from serve_app.jobs.files import FileWriter
-
-FORM_BYTES: Final = 2**16
-"""The most that a form may be larger than its file."""
 
 MAX_FIELD_BYTES: Final = 256
 MAX_NAME_LENGTH: Final = 256
@@ -96,7 +93,6 @@ class FilesApi:
         try:
             await upload.read(request, form)
             lifetime_s = upload.checked_lifetime_s()
-            await upload.writer.finish()
             file = await jobs.files.add(upload.writer, owner, upload.filename, lifetime_s)
         finally:
             await upload.writer.discard()
@@ -216,10 +212,7 @@ class _Upload:
             self._begin(each)
         elif self._part is not None and self._part.name == "file":
             if self.writer.num_bytes + len(each) > self._config.max_file_bytes:
-                raise RequestTooLargeError(
-                    f"The file is larger than {self._config.max_file_bytes} bytes, the most that "
-                    "is kept (jobs.max_file_bytes)."
-                )
+                raise file_too_large(self._config.max_file_bytes)
             await self.writer.write(each)
         elif self._part is not None:
             value = self._fields[self._part.name] + each

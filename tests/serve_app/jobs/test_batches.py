@@ -56,7 +56,7 @@ async def test_a_silent_ingress_loses_its_batch_and_can_write_nothing_more(
     with pytest.raises(LeaseLostError):
         await jobs.batches.end("a", first, Status.CANCELLED)
     await jobs.batches.record("b", second, [Result(1, False, "once")])
-    assert [some async for some in jobs.batches.results(second, errors=False)] == [["once"]]
+    assert [some async for some in jobs.batches.results(second, errors=False)] == [b"once\n"]
 
 
 async def test_a_renewed_lease_is_kept(jobs: Jobs, time: Time) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from deployments.contract.errors import JobsUnavailableError
 from serve_app.config import JobsConfig
-from serve_app.jobs.files import Files
+from serve_app.jobs.files import Files, StoredFile
 from serve_app.jobs.store import NODE_LEASE_S, Store
 
 LARGE = b"x" * 2**20
@@ -54,7 +54,6 @@ async def add(store: Store, contents: bytes = b"{}\n", owner: str = "") -> str:
     writer = files.writer()
     try:
         await writer.write(contents)
-        await writer.finish()
         return (await files.add(writer, owner, "name")).id
     finally:
         await writer.discard()
@@ -115,7 +114,46 @@ async def test_another_programs_database_is_left_as_it_is(store: Store) -> None:
         found = connection.execute("SELECT name FROM sqlite_schema").fetchall()
     connection.close()
     assert found == [("theirs",)]
-    assert len(path.read_bytes()) == len(before)
+    assert path.read_bytes() == before
+
+
+async def test_only_its_user_may_read_what_is_stored(store: Store) -> None:
+    await add(store)
+    assert {path.stat().st_mode & 0o777 for path in store.contents.iterdir()} == {0o600}
+    databases = list(store.folder.glob("jobs.sqlite*"))
+    assert len(databases) == 3
+    assert {path.stat().st_mode & 0o777 for path in databases} == {0o600}
+
+
+@pytest.mark.parametrize("sign", ["", "{", "[]", "1", "{}", '{"node": "a", "until_s": "x"}'])
+async def test_a_broken_sign_of_a_node_keeps_nobody_out(store: Store, sign: str) -> None:
+    store.folder.mkdir(mode=0o700)
+    (store.folder / "node").write_text(sign)
+    assert await store.read(count) == 0
+
+
+async def test_of_two_files_for_one_place_the_refused_one_is_erased(store: Store) -> None:
+    await store.read(count)
+    files = Files(store, JobsConfig(folder=str(store.folder), max_num_files=1))
+    writers = [files.writer(), files.writer()]
+    for writer in writers:
+        await writer.write(b"a prompt")
+    added = await asyncio.gather(
+        *(files.add(each, "", "name") for each in writers), return_exceptions=True
+    )
+    for writer in writers:
+        await writer.discard()
+    (kept,) = [each for each in added if isinstance(each, StoredFile)]
+    assert [path.name for path in store.contents.iterdir()] == [kept.id]
+
+
+async def test_a_file_whose_row_can_not_be_written_is_erased(store: Store) -> None:
+    await store.read(count)
+    writer = files_of(store).writer()
+    await writer.write(b"a prompt")
+    await writer.finish()
+    await writer.discard()
+    assert list(store.contents.iterdir()) == []
 
 
 async def test_a_file_that_is_no_database_is_refused(store: Store) -> None:

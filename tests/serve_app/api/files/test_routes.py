@@ -115,8 +115,34 @@ async def test_bytes_are_bounded_for_each_key(folder: Path) -> None:
         await upload(client, b"x" * 1000)
         error = (await upload(client, b"x" * 1000, 403))["error"]
         assert "jobs.max_stored_bytes" in error["message"]
+        assert len(list((folder / "files").iterdir())) == 1
         client.headers = httpx.Headers(bearer(BOB))
         await upload(client, b"x" * 1000)
+
+
+@pytest.mark.parametrize("charset", ["unicode_escape", "idna", "hex"])
+async def test_a_filename_in_any_charset_leaves_a_file_or_nothing(
+    client: AppClient, folder: Path, charset: str
+) -> None:
+    form = (
+        '--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        '--b\r\nContent-Disposition: form-data; name="file"; '
+        f"filename*={charset}''a%5Cud800\r\n\r\n{{}}\r\n--b--\r\n"
+    )
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    answer = await client.post(FILES, content=form, headers=headers)
+    listed = (await client.get(FILES)).json()["data"]
+    if charset == "idna":  # which knows no replacements
+        assert (answer.status_code, listed) == (400, [])
+    else:
+        assert listed == [answer.json()]
+    assert len(list((folder / "files").iterdir())) == len(listed)
+
+
+async def test_a_length_that_is_too_large_names_the_limit_of_files(client: AppClient) -> None:
+    answer = await client.post(FILES, content=b"x", headers={"content-length": "9" * 9})
+    assert answer.status_code == 413
+    assert "1024 bytes, the most that is kept (jobs.max_file_bytes)" in answer.text
 
 
 async def test_a_client_may_want_a_file_erased_sooner(client: AppClient) -> None:

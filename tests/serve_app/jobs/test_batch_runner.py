@@ -1,0 +1,298 @@
+"""What the runner makes of batches whose ingress, file, clock or route fails."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from serve_app.config import JobsConfig, LimitsConfig
+from serve_app.http.standing import Standing
+from serve_app.jobs import batch_runner
+from serve_app.jobs.batch_runner import BatchRunner, Call, CallAnswer
+from serve_app.jobs.batches import LEASE_S, Batch, NewBatch, Result, Status
+from serve_app.jobs.jobs import Jobs
+from serve_app.jobs.store import Store
+from tests.serve_app.jobs.test_store import Time, add
+
+NEVER_S = 1e6
+LINES = "".join(
+    f'{{"custom_id": "{name}", "method": "POST", "url": "/v1/completions", "body": {{}}}}\n'
+    for name in "abc"
+)
+
+
+class Counts:
+    """Notes what the runner counts."""
+
+    def __init__(self) -> None:
+        self.num_running = 0
+        self.is_idle = asyncio.Event()
+
+    def count_line(self, *, is_error: bool) -> None:
+        pass
+
+    def running_batches(self, number: int) -> None:
+        self.num_running = number
+        if number == 0:
+            self.is_idle.set()
+
+
+async def answer(call: Call) -> CallAnswer:
+    return CallAnswer(200, b"{}")
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@asynccontextmanager
+async def opened(folder: Path, time: Time) -> AsyncIterator[Jobs]:
+    made = Jobs(JobsConfig(), Store(folder, time, "this node"))
+    try:
+        yield made
+    finally:
+        await made.store.close()
+
+
+@pytest.fixture
+async def jobs(tmp_path: Path, time: Time) -> AsyncIterator[Jobs]:
+    async with opened(tmp_path / "jobs", time) as made:
+        yield made
+
+
+async def create(jobs: Jobs) -> Batch:
+    file = await add(jobs.store, LINES.encode())
+    return await jobs.batches.create(
+        NewBatch("", "", "/v1/completions", file, "24h", 86400.0, None)
+    )
+
+
+@asynccontextmanager
+async def running(
+    jobs: Jobs, ask: batch_runner.AskRoute = answer, poll_s: float = 0.01
+) -> AsyncIterator[Counts]:
+    counts = Counts()
+    runner = BatchRunner(jobs, LimitsConfig(), ask, lambda _: Standing(), counts, poll_s=poll_s)
+    task = asyncio.create_task(runner.run())
+    try:
+        yield counts
+        assert not task.done()
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(jobs: Jobs, batch: Batch, is_so: Callable[[Batch], bool]) -> Batch:
+    async with asyncio.timeout(20):
+        while not is_so(  # noqa: ASYNC110 - the store tells of no changes
+            found := await jobs.batches.find("", batch.id)
+        ):
+            await asyncio.sleep(0.01)
+        return found
+
+
+async def ended(jobs: Jobs, batch: Batch) -> Batch:
+    return await until(jobs, batch, lambda found: found.expires_s is not None)
+
+
+async def contents(jobs: Jobs, id_: str | None) -> bytes:
+    assert id_ is not None
+    return b"".join([piece async for piece in jobs.files.pieces(id_)])
+
+
+async def test_an_ingress_that_was_paused_leaves_the_files_of_the_next_alone(
+    jobs: Jobs, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = await create(jobs)
+    is_paused, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def cut(batch: Batch, *, errors: bool) -> AsyncIterator[bytes]:
+        is_paused.set()
+        await goes_on.wait()
+        if not errors:
+            yield b"the first of the lines\n"
+
+    async with opened(jobs.store.folder, time) as paused:
+        monkeypatch.setattr(paused.batches, "results", cut)
+        async with running(paused, poll_s=NEVER_S) as counts:
+            await is_paused.wait()
+            time.now_s += LEASE_S + 1
+            async with running(jobs):
+                found = await ended(jobs, batch)
+            whole = await contents(jobs, found.output_file_id)
+            goes_on.set()
+            async with asyncio.timeout(20):
+                await counts.is_idle.wait()
+    assert found.status is Status.COMPLETED
+    assert whole.count(b"\n") == 3
+    assert await contents(jobs, found.output_file_id) == whole
+    known = {found.input_file_id, found.output_file_id}
+    assert {path.name for path in jobs.store.contents.iterdir()} == known
+
+
+async def test_results_are_read_some_bytes_at_a_time(jobs: Jobs) -> None:
+    await create(jobs)
+    batch = await jobs.batches.claim("a")
+    assert batch is not None
+    results = [Result(line, line == 3, f"{line}" * 2**20) for line in range(1, 6)]
+    await jobs.batches.record("a", batch, results)
+    for errors, lines in ((False, "1245"), (True, "3")):
+        pieces = [piece async for piece in jobs.batches.results(batch, errors=errors)]
+        assert pieces == [f"{line * 2**20}\n".encode() for line in lines]
+
+
+async def test_a_clock_that_is_set_back_completes_no_batch_early(jobs: Jobs, time: Time) -> None:
+    batch = await create(jobs)
+    is_held, calls = asyncio.Event(), list[str]()
+
+    async def held(call: Call) -> CallAnswer:
+        calls.append(call.request_id)
+        if len(calls) <= 3:
+            try:
+                await is_held.wait()
+            finally:
+                time.now_s = batch.created_s  # between the end of the lines and what is next
+        return CallAnswer(200, b"{}")
+
+    async with running(jobs, held):
+        await until(jobs, batch, lambda _: len(calls) == 3)
+        time.now_s = batch.due_s + 1
+        found = await ended(jobs, batch)
+    assert (found.status, found.num_completed) == (Status.COMPLETED, 3)
+    assert len(calls) == 6
+
+
+async def test_a_batch_whose_lines_all_have_results_is_completed_even_if_late(
+    jobs: Jobs, time: Time
+) -> None:
+    batch = await create(jobs)
+    first = await jobs.batches.claim("a")
+    assert first is not None
+    await jobs.batches.begin("a", first, 3)
+    await jobs.batches.record("a", first, [Result(at, False, "{}") for at in (1, 2, 3)])
+    time.now_s = batch.due_s + 1
+    async with running(jobs):
+        found = await ended(jobs, batch)
+    assert (found.status, found.num_completed) == (Status.COMPLETED, 3)
+
+
+@pytest.mark.parametrize("num_done", [None, 1])
+async def test_a_batch_whose_file_is_gone_fails_and_keeps_what_it_has(
+    jobs: Jobs, time: Time, num_done: int | None
+) -> None:
+    batch = await create(jobs)
+    if num_done is not None:
+        first = await jobs.batches.claim("a")
+        assert first is not None
+        await jobs.batches.begin("a", first, 3)
+        await jobs.batches.record("a", first, [Result(1, False, "{}")])
+        await jobs.batches.release("a")
+    jobs.files.path(batch.input_file_id).unlink()
+    async with running(jobs):
+        found = await ended(jobs, batch)
+    assert found.fault is not None
+    assert (found.status, found.fault.code) == (Status.FAILED, "file_missing")
+    if num_done is not None:
+        assert await contents(jobs, found.output_file_id) == b"{}\n"
+
+
+async def test_a_batch_whose_file_was_cut_fails(jobs: Jobs) -> None:
+    batch = await create(jobs)
+    first = await jobs.batches.claim("a")
+    assert first is not None
+    await jobs.batches.begin("a", first, 4)
+    await jobs.batches.release("a")
+    async with running(jobs):
+        found = await ended(jobs, batch)
+    assert found.fault is not None
+    assert (found.status, found.fault.code) == (Status.FAILED, "file_missing")
+    assert (await contents(jobs, found.output_file_id)).count(b"\n") == 3
+
+
+async def test_a_bug_at_one_line_is_an_error_of_that_line(
+    jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = await create(jobs)
+
+    async def fails_at_b(call: Call) -> CallAnswer:
+        if call.request_id.endswith("_2"):
+            raise KeyError("b")
+        return CallAnswer(200, b"{}")
+
+    async with running(jobs, fails_at_b):
+        found = await ended(jobs, batch)
+    assert (found.num_completed, found.num_failed) == (2, 1)
+    assert b'"status_code": 500' in await contents(jobs, found.error_file_id)
+    assert f"a line of a batch has failed: {batch.id}_2" in caplog.text
+
+
+async def test_a_bug_of_the_runner_is_logged_and_does_not_end_it(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = await create(jobs)
+    claim, num_calls = jobs.batches.claim, 0
+
+    async def fails_once(*args: object, **kwargs: object) -> Batch | None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 1:
+            raise KeyError("a bug")
+        return await claim(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(jobs.batches, "claim", fails_once)
+    async with running(jobs):
+        found = await ended(jobs, batch)
+    assert found.status is Status.COMPLETED
+    assert "the runner of batches has failed, and goes on" in caplog.text
+
+
+async def test_a_batch_that_no_ingress_runs_is_cancelled_at_once(jobs: Jobs) -> None:
+    batch = await create(jobs)
+    cancelled = await jobs.batches.cancel("", batch.id)
+    assert cancelled.status is Status.CANCELLED
+    assert list(cancelled.moments) == ["cancelling", "cancelled"]
+    assert cancelled.expires_s is not None
+    assert await jobs.batches.claim("a") is None
+    await jobs.files.delete("", batch.input_file_id)
+
+
+async def test_batches_end_while_others_have_all_places(
+    jobs: Jobs, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_runner, "MAX_RUNNING", 1)
+    is_held = asyncio.Event()
+
+    async def held(call: Call) -> CallAnswer:
+        await is_held.wait()
+        return await answer(call)
+
+    kept = await create(jobs)
+    async with running(jobs, held):
+        await until(jobs, kept, lambda found: found.status is Status.IN_PROGRESS)
+        # One that another ingress has left with a result.
+        left = await create(jobs)
+        await jobs.store.write(
+            lambda connection: connection.execute(
+                "UPDATE batches SET status = 'in_progress', num_lines = 3, num_completed = 1 "
+                "WHERE number = ?",
+                (left.number,),
+            )
+        )
+        assert (await jobs.batches.cancel("", left.id)).status is Status.CANCELLING
+        assert (await ended(jobs, left)).status is Status.CANCELLED
+        late = await create(jobs)
+        await jobs.store.write(
+            lambda connection: connection.execute(
+                "UPDATE batches SET due_s = ? WHERE number = ?", (time.now_s, late.number)
+            )
+        )
+        found = await ended(jobs, late)
+        assert (found.status, found.num_failed) == (Status.EXPIRED, 3)
+        waiting = await create(jobs)
+        is_held.set()
+        for each in (kept, waiting):
+            assert (await ended(jobs, each)).status is Status.COMPLETED
