@@ -212,9 +212,9 @@ class BatchRunner:
                 elif batch.status is Status.CANCELLING or batch.due_s <= now_s:
                     run.stopped.set()
         while len(self._runs) < MAX_RUNNING + MAX_ENDING:
-            owners = [run.owner for run in self._runs.values()]
+            beside = {id_: run.owner for id_, run in self._runs.items()}
             claimed = await self._jobs.batches.claim(
-                self._name, owners, only_ending=len(self._runs) >= MAX_RUNNING
+                self._name, beside, only_ending=len(self._runs) >= MAX_RUNNING
             )
             if claimed is None:
                 break

@@ -287,7 +287,11 @@ class Batches:
         return await self._store.write(cancel)
 
     async def claim(
-        self, ingress: str, beside: Sequence[str] = (), *, only_ending: bool = False
+        self,
+        ingress: str,
+        beside: Mapping[str, str] = MappingProxyType({}),
+        *,
+        only_ending: bool = False,
     ) -> Batch | None:
         """Take the lease of a batch that no living ingress runs; None if there is none.
 
@@ -295,21 +299,23 @@ class Batches:
 
         Args:
             ingress: Who takes it.
-            beside: The owners of the batches that this ingress runs.
+            beside: The batches that this ingress runs: their owners by their ids. None of them is
+                taken, even if its lease has run out since it was renewed.
             only_ending: Whether to take only one whose lines need not run any more: it is
                 cancelled or late, or all have run.
 
         Raises:
             JobsUnavailableError: The store can't be written.
         """
-        now_s = self._store.unix_s()
+        now_s, owners = self._store.unix_s(), list(beside.values())
 
         def free(connection: sqlite3.Connection) -> list[sqlite3.Row]:
-            return connection.execute(
+            rows = connection.execute(
                 "SELECT id, owner FROM batches WHERE expires_s IS NULL AND lease_until_s < ? "
                 "AND (NOT ? OR status IN (?, ?) OR due_s <= ?) ORDER BY number",
                 (now_s, only_ending, Status.CANCELLING, Status.FINALIZING, now_s),
             ).fetchall()
+            return [row for row in rows if row["id"] not in beside]
 
         if not await self._store.read(free):
             return None
@@ -318,7 +324,7 @@ class Batches:
             rows = free(connection)
             if not rows:
                 return None
-            id_ = min(rows, key=lambda row: beside.count(row["owner"]))["id"]
+            id_ = min(rows, key=lambda row: owners.count(row["owner"]))["id"]
             connection.execute(
                 "UPDATE batches SET lease_owner = ?, lease_until_s = ? WHERE id = ?",
                 (ingress, now_s + LEASE_S, id_),

@@ -86,10 +86,19 @@ async def test_the_owner_with_the_fewest_batches_here_is_next(jobs: Jobs) -> Non
     for owner in ("many", "many", "few"):
         file = await add(jobs.store, owner=owner)
         await create(jobs, file, owner)
-    owners: list[str] = []
-    while (claimed := await jobs.batches.claim("a", owners)) is not None:
-        owners.append(claimed.owner)
-    assert owners == ["many", "few", "many"]
+    beside: dict[str, str] = {}
+    while (claimed := await jobs.batches.claim("a", beside)) is not None:
+        beside[claimed.id] = claimed.owner
+    assert list(beside.values()) == ["many", "few", "many"]
+
+
+async def test_an_ingress_does_not_claim_what_it_runs_itself(jobs: Jobs, time: Time) -> None:
+    await create(jobs)
+    batch = await jobs.batches.claim("a")
+    assert batch is not None
+    time.now_s += LEASE_S + 1  # a pause between the renewal and the next claim
+    assert await jobs.batches.claim("a", {batch.id: batch.owner}) is None
+    assert await jobs.batches.claim("a") is not None
 
 
 async def test_an_end_needs_the_state_before_it(jobs: Jobs) -> None:
