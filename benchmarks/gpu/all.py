@@ -120,6 +120,7 @@ def run_part(name: str, device: str, out: Path, limit_s: float) -> Outcome:
         # What the part has started goes with it: it would hold the GPU's memory.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        process.kill()  # it may not lead its group yet
         process.join()
     return Outcome(name, time.monotonic() - started, _rows(rows_file), trouble)
 

@@ -214,7 +214,7 @@ def _claim(device: torch.device) -> None:
 
 
 def _serve(what: str, device: torch.device, asked: Connection) -> None:
-    """Answer until nobody asks."""
+    """Answer until the parent ends it."""
     if device.type == "cpu":
         torch.set_num_threads(1)
     made: Mapping[str, Callable[[torch.device], Callable[[Any], Any]]] = {

@@ -122,7 +122,10 @@ def find_store(device: torch.device) -> Store | None:
             raise
         logger.warning("keys and values are stored apart: %s: %s", type(error).__name__, error)
         return None
-    return store if is_right else None
+    if not is_right:
+        logger.warning("keys and values are stored apart: they would differ")
+        return None
+    return store
 
 
 def pack_weights(model: torch.nn.Module, quantization: str | None = None) -> None:

@@ -43,7 +43,7 @@ class Placed(Protocol):
 class AsyncEngine(AnyEngine):
     """Runs sequences for the coroutines of one event loop.
 
-    A delta is ready when its step has ended.
+    A delta is ready when its step has ended; on a GPU, most are once the next one is launched.
     """
 
     def __init__(

@@ -109,6 +109,18 @@ def test_a_step_is_handed_over_in_one_call(start: Start, inbox: Inbox) -> None:
     assert any(len(deltas) == 3 for deltas in inbox.hand_overs)
 
 
+def test_where_steps_run_by_themselves_texts_are_handed_over_within_the_next(
+    start: Start, inbox: Inbox
+) -> None:
+    engine = make_engine(load(qwen2))
+    engine._runs_by_itself = True
+    start(lambda: engine).add(greedy("a"))
+    inbox.wait_until(lambda: inbox.finish_reason("a") is not None)
+    assert len(inbox.deltas("a")) == 8
+    # All but the first token and the last are told by the turn after theirs, which had nothing.
+    assert sum(not deltas for deltas in inbox.hand_overs) >= 6
+
+
 def test_the_engine_is_made_and_runs_on_one_thread(start: Start, inbox: Inbox) -> None:
     names: list[str] = []
 

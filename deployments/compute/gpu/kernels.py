@@ -119,7 +119,7 @@ def rotate_both(
     block_others: tl.constexpr,
     block_half: tl.constexpr,
 ):
-    """Apply the same rotary positions to heads, and to others unless there are 0 of them."""
+    """Apply the same rotary positions to heads, and to others if the grid has two columns."""
     row = tl.program_id(0).to(tl.int64)
     if tl.program_id(1) == 0:
         rotate_row(

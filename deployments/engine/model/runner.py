@@ -65,6 +65,24 @@ class StepLogits:
         return cls(sequences, torch.cat([part.logits for part in parts]), scores)
 
 
+class _TrimmedCache(DynamicCache):
+    """A cache of which a layer with a window holds no more memory than its window takes.
+
+    transformers' own keeps a view of all tokens.
+    """
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *others: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add a layer's tokens; return all that its queries see."""
+        seen: tuple[torch.Tensor, torch.Tensor]
+        seen = super().update(key_states, value_states, layer_idx, *others)
+        layer = self.layers[layer_idx]
+        if layer.is_sliding and layer.keys.shape[-2] < key_states.shape[-2]:
+            layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+        return seen
+
+
 class ModelRunner:
     """Runs step plans on a model whose language model attends over a KV cache."""
 
@@ -260,7 +278,7 @@ class ModelRunner:
             lay_out: Any = self._model.get_submodule("model").get_rope_index
             inputs["position_ids"], shift = lay_out(token_ids, **inputs)
             sequence.position_shift = int(shift)
-        cache = DynamicCache(config=self._text_config)
+        cache = _TrimmedCache(config=self._text_config)
         with self._stock_attention():
             output = self._model(
                 input_ids=token_ids,

@@ -9,9 +9,10 @@ from deployments.engine.attention.attention import ATTENTION_NAME
 from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.attention.step_reads import Starts
 from deployments.engine.model.loader import LoadedModel
-from deployments.engine.model.runner import ModelRunner, StepLogits
+from deployments.engine.model.runner import ModelRunner, StepLogits, _TrimmedCache
 from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, StepPlan
 from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
+from deployments.plan.model_shape import windows_of
 from tests.engine.attention.extents import make_cache
 from tests.engine.tiny_models import (
     IMAGE_SIZE,
@@ -146,3 +147,15 @@ def test_a_model_that_ignores_logits_to_keep_is_refused() -> None:
 def test_an_empty_plan_gives_no_logits() -> None:
     made, _ = runner(load(qwen2))
     assert made.run(StepPlan((), ())) is None
+
+
+def test_the_cache_of_an_image_prompt_holds_no_more_than_its_windows_take() -> None:
+    config = load(gemma3).model.config.get_text_config()
+    cache, tokens = _TrimmedCache(config=config), torch.randn(1, 2, 300, 8)
+    for layer, window in enumerate(windows_of(config)):
+        seen, _ = cache.update(tokens, tokens, layer)
+        assert torch.equal(seen, tokens)  # its own queries see all
+        kept = cache.layers[layer].keys
+        assert kept.untyped_storage().nbytes() == kept.nbytes
+        num_kept = 300 if window is None else window - 1
+        assert torch.equal(kept, tokens[:, :, 300 - num_kept :])
