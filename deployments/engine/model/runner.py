@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 
 from deployments.compute.host_to_device import to_device
 from deployments.compute.speedups import is_single_row_exact
@@ -78,7 +79,10 @@ class _TrimmedCache(DynamicCache):
         seen: tuple[torch.Tensor, torch.Tensor]
         seen = super().update(key_states, value_states, layer_idx, *others)
         layer = self.layers[layer_idx]
-        if layer.is_sliding and layer.keys.shape[-2] < key_states.shape[-2]:
+        assert isinstance(layer, CacheLayerMixin)
+        assert layer.keys is not None
+        assert layer.values is not None
+        if layer.keys.shape[-2] < key_states.shape[-2]:
             layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
         return seen
 
