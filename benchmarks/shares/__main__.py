@@ -53,22 +53,19 @@ def measured(cases: set[str], seconds: float, out: Path) -> Report:
     with TemporaryDirectory() as name:
         folder = Path(name)
         words = words_of(save_three_million(folder / MODEL))
-        if {"weights", "crowd"} & cases:
-            with serving(folder, out, 1, 1) as port:
+        for number, ingresses, case, measure in (
+            (1, "one ingress", "crowd", measure_crowd),
+            (2, "two ingresses", "priorities", measure_priorities),
+        ):
+            if not {"weights", case} & cases:
+                continue
+            with serving(folder, out, number, number) as port:
                 client_of = partial(Client, port, words)
                 warm_up(client_of)
                 if "weights" in cases:
-                    measure_weights(client_of, seconds, "one ingress", report)
-                if "crowd" in cases:
-                    measure_crowd(client_of, seconds, report)
-        if {"weights", "priorities"} & cases:
-            with serving(folder, out, 2, 2) as port:
-                client_of = partial(Client, port, words)
-                warm_up(client_of)
-                if "weights" in cases:
-                    measure_weights(client_of, seconds, "two ingresses", report)
-                if "priorities" in cases:
-                    measure_priorities(client_of, seconds, report)
+                    measure_weights(client_of, seconds, ingresses, report)
+                if case in cases:
+                    measure(client_of, seconds, report)
     return report
 
 

@@ -55,6 +55,22 @@ ConfigFile = Annotated[
         show_default=False,
     ),
 ]
+ServerUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="Where the server's API begins. Without it: your server on this machine, or else "
+        "http://127.0.0.1:8000/v1.",
+        show_default=False,
+    ),
+]
+SentKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="RAYSTREAM_API_KEY",
+        help="The key that is sent; better in the environment, which other users don't see. "
+        "Without it, OPENAI_API_KEY is sent to a --url with https.",
+    ),
+]
 KeyName = Annotated[
     str,
     typer.Argument(
@@ -291,26 +307,12 @@ def chat(
         ),
     ] = None,
     *,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            help="Where the server's API begins. Without it: your server on this machine, or else "
-            "http://127.0.0.1:8000/v1.",
-            show_default=False,
-        ),
-    ] = None,
+    url: ServerUrl = None,
     model: Annotated[
         str | None,
         typer.Option(help="A model's id. Without it: the server's first that generates text."),
     ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            envvar="RAYSTREAM_API_KEY",
-            help="The key that is sent; better in the environment, which other users don't see. "
-            "Without it, OPENAI_API_KEY is sent to a --url with https.",
-        ),
-    ] = None,
+    api_key: SentKey = None,
     system: Annotated[str | None, typer.Option(help="The system prompt.")] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0, help="0: always the likeliest token.")
@@ -357,22 +359,8 @@ def batch(
         ),
     ] = None,
     window: Annotated[str, typer.Option(help="How long it may take: 30m, 24h, 7d.")] = "24h",
-    url: Annotated[
-        str | None,
-        typer.Option(
-            help="Where the server's API begins. Without it: your server on this machine, or else "
-            "http://127.0.0.1:8000/v1.",
-            show_default=False,
-        ),
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            envvar="RAYSTREAM_API_KEY",
-            help="The key that is sent; better in the environment, which other users don't see. "
-            "Without it, OPENAI_API_KEY is sent to a --url with https.",
-        ),
-    ] = None,
+    url: ServerUrl = None,
+    api_key: SentKey = None,
 ) -> None:
     """Run a file of requests at a server that keeps batches, and wait for its results.
 
