@@ -46,6 +46,7 @@ def deployment_name_of(model_id: str) -> str:
 GENERATION_KEYS = (
     "quantization",
     "max_num_seqs",
+    "max_stall_ms",
     "kv_cache_memory_bytes",
     "prefix_caching",
     "cuda_graphs",
@@ -79,6 +80,7 @@ NOT_OF_FLEETS: Final = (
 NOT_OF_VLLM: Final[Mapping[str, str]] = {
     "quantization": "vLLM finds AWQ, GPTQ and FP8 weights in the model's files, and `engine_args: "
     "{quantization: fp8}` quantizes others",
+    "max_stall_ms": "write a smaller `max_batched_tokens`",
     "cuda_graphs": "write `engine_args: {enforce_eager: true}`",
 }
 """Keys of a model's entry that only raystream's own engine has, and what to write for vLLM."""
@@ -188,6 +190,12 @@ class ModelConfig(StrictModel):
     max_batched_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
     """The most tokens of one engine step (decode rows and prefill chunks), or of one micro-batch of
     texts. auto is 2048, but 512 for steps on a CPU, and up to 16384 for texts that a GPU packs.
+    """
+    max_stall_ms: int | None = Field(default=None, ge=1)
+    """How long a step with tokens of new prompts may take while other sequences run, whose clients
+    wait for their next tokens meanwhile, or two decode steps if those take longer. Readers see
+    smaller gaps, and new requests wait longer for their first token. null lets a step have as many
+    tokens as `max_batched_tokens` says.
     """
     kv_cache_memory_bytes: Auto | Annotated[int, Field(ge=1)] = "auto"
     """The most memory that each replica takes for keys and values, which bounds how many sequences

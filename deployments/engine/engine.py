@@ -40,6 +40,7 @@ from deployments.engine.sampling.logprobs import PromptScores
 from deployments.engine.sampling.sampler import Sampled, waits_for_reads
 from deployments.engine.scheduling.scheduler import DecodeRow, Scheduler, StepPlan
 from deployments.engine.scheduling.sequence import Sequence, SequenceEvent, SequenceRequest
+from deployments.engine.scheduling.step_pace import StepPace
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +126,9 @@ class Engine:
             prefix_caching=limits.prefix_caching,
             max_scored_rows=max(1, MAX_SCORED_LOGITS // self._vocab_size),
         )
+        self._pace = None if limits.max_stall_s is None else StepPace(limits.max_stall_s)
+        if self._pace is not None:
+            self._scheduler.max_prompt_tokens = self._pace.max_prompt_tokens
         self._token_counts = DeviceCounts.open(model.device)
         self._idle_memory = IdleMemory(self._kv, self._scheduler.table.extents)
         self._sequences: dict[str, Sequence] = {}
@@ -241,6 +245,7 @@ class Engine:
             The deltas that `deliver` did not take. A delta with a finish reason is its sequence's
             last: the engine has dropped the sequence.
         """
+        started_s = time.perf_counter()
         plan = self._schedule()
         for sequence in plan.admitted:
             _note_begun(sequence)
@@ -258,6 +263,7 @@ class Engine:
         num_failed = sum(delta.error is not None for _, delta in deltas)
         if len(outcome.ran) + len(outcome.failed) > num_failed:
             self._num_steps += 1
+            self._note_pace(plan, time.perf_counter() - started_s)
         return deltas
 
     def give_back_memory(self) -> float | None:
@@ -346,6 +352,13 @@ class Engine:
         self._scheduler.max_step_tokens = self._budget.tokens
         for sequence in self._scheduler.excess:
             self._preempt(sequence)
+
+    def _note_pace(self, plan: StepPlan, seconds: float) -> None:
+        """Bound the tokens of prompts in the next step by how long this one took."""
+        if self._pace is None:
+            return
+        self._pace.note(len(plan.decode), plan.num_tokens - len(plan.decode), seconds)
+        self._scheduler.max_prompt_tokens = self._pace.max_prompt_tokens
 
     def _preempt(self, sequence: Sequence) -> None:
         """Return a running sequence to the waiting queue; its tokens are recomputed later."""

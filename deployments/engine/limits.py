@@ -23,6 +23,8 @@ class EngineLimits:
         max_num_seqs: Most sequences that run at once.
         max_model_len: Most tokens of prompt and answer together.
         max_batched_tokens: Most tokens in one step.
+        max_stall_s: How long a step with tokens of prompts may keep running sequences waiting, in
+            seconds, as far as that can be foretold; None for as long as it takes.
         prefix_caching: Whether sequences share the keys and values of common prefixes. If so, a
             client can tell from its time to first token whether another client's prompt began
             like its own.
@@ -35,6 +37,7 @@ class EngineLimits:
     max_num_seqs: int
     max_model_len: int
     max_batched_tokens: int
+    max_stall_s: float | None = None
     prefix_caching: bool = True
     cuda_graphs: bool = True
     kv_blocks: tuple[int, ...] | None = None

@@ -119,6 +119,7 @@ def place_engine(
         max_num_seqs=plan.sizes.max_num_seqs,
         max_model_len=plan.sizes.max_model_len,
         max_batched_tokens=plan.sizes.max_batched_tokens,
+        max_stall_s=None if entry.max_stall_ms is None else entry.max_stall_ms / 1000,
         prefix_caching=entry.prefix_caching,
         cuda_graphs=entry.cuda_graphs,
         kv_blocks=plan.kv.kv_blocks,

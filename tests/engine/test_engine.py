@@ -1,5 +1,6 @@
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,10 @@ from deployments.contract.output import FinishReason
 from deployments.contract.sampling_params import SamplingParams
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
+from deployments.engine.model.runner import ModelRunner
+from deployments.engine.scheduling.scheduler import StepPlan
 from deployments.engine.scheduling.sequence import Beginning, SequenceRequest
+from deployments.engine.scheduling.step_pace import MIN_TOKENS
 from tests.engine.collector import (
     GREEDY,
     image_request,
@@ -36,6 +40,32 @@ def test_images_change_the_answer() -> None:
     second = SequenceRequest("b", first.prompt_token_ids, GREEDY, model_inputs=second.model_inputs)
     collector = run_staggered(make_engine(load(gemma3)), [first, second])
     assert collector.token_ids("a") != collector.token_ids("b")
+
+
+def test_a_bound_on_stalls_cuts_prompts_beside_running_sequences_and_changes_no_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[tuple[int, int]] = []
+    run = ModelRunner.run
+
+    def spied(self: ModelRunner, plan: StepPlan) -> Any:
+        sizes.append((len(plan.decode), plan.num_tokens - len(plan.decode)))
+        return run(self, plan)
+
+    monkeypatch.setattr(ModelRunner, "run", spied)
+    random = Random(7)
+    requests = [SequenceRequest(f"{i}", random_prompt(random, 60), GREEDY) for i in range(3)]
+    loaded = load(qwen2)
+    plain = run_staggered(make_engine(loaded, budget=128), requests)
+    assert max(num_prompt for num_decode, num_prompt in sizes if num_decode) > MIN_TOKENS
+    sizes.clear()
+    # No step takes so little time, so the bound is soon at its least.
+    paced = run_staggered(make_engine(loaded, budget=128, max_stall_s=1e-9), requests)
+    assert min(num_prompt for num_decode, num_prompt in sizes if num_decode and num_prompt) == (
+        MIN_TOKENS
+    )
+    for request in requests:
+        assert paced.token_ids(request.sequence_id) == plain.token_ids(request.sequence_id)
 
 
 def test_abort_frees_the_place_at_once() -> None:

@@ -352,6 +352,7 @@ def make_engine(
     max_num_seqs: int = 3,
     max_model_len: int = 96,
     budget: int = 24,
+    max_stall_s: float | None = None,
     memory: float | None = None,
 ) -> Engine:
     """Return an engine for few sequences, with small blocks and a budget that cuts prompts.
@@ -359,7 +360,7 @@ def make_engine(
     The KV memory holds `memory` sequences of full length, `max_num_seqs` by default; a step has
     `budget` tokens at most.
     """
-    limits = EngineLimits(max_num_seqs, max_model_len, budget, block_size=8)
+    limits = EngineLimits(max_num_seqs, max_model_len, budget, max_stall_s, block_size=8)
     if memory is not None:
         shape = KVShape.of(loaded.text_config, loaded.model.dtype)
         layout = KVLayout(shape.group_capacities(max_model_len), (), limits.block_size)

@@ -3,7 +3,8 @@
 Owns the waiting queue; the KV table owns the occupancy of the KV memory. It decides and returns: no
 tensors, no I/O.
 
-Policy: every decoding sequence gets its one token. The rest of the step's token budget goes to
+Policy: every decoding sequence gets its one token. The rest of the step's token budget, or as much
+of it as does not keep those waiting for long, goes to
 prefill chunks: first to prompts already begun, then to the waiting queue. A prompt with images
 can't be cut into chunks, so it runs when it fits into the remaining budget, or when the step has no
 other prefill.
@@ -107,7 +108,13 @@ class StepPlan:
 
 
 class Scheduler:
-    """Admission under a token budget and within the KV memory: by who goes first, then by age."""
+    """Admission under a token budget and within the KV memory: by who goes first, then by age.
+
+    Attributes:
+        max_step_tokens: The most tokens of a step.
+        max_prompt_tokens: The most of them that are tokens of prompts, where sequences decode.
+        table: The occupancy of the KV memory.
+    """
 
     def __init__(
         self,
@@ -134,6 +141,7 @@ class Scheduler:
         if max_batched_tokens < max_num_seqs:
             raise ValueError("max_batched_tokens must be at least max_num_seqs")
         self.max_step_tokens = max_batched_tokens
+        self.max_prompt_tokens = max_batched_tokens
         self._max_scored_rows = min(max_scored_rows, MAX_SCORED_ROWS)
         self._waiting: deque[Sequence] = deque()
         self._num_arrivals = 0
@@ -182,7 +190,10 @@ class Scheduler:
         preempted = self._make_room(copies)
         decode = [s for s in self.table.running if s.state is SequenceState.DECODING]
         num_before = self.num_running
-        chunks = list(self._prefill(self.max_step_tokens - len(decode), copies))
+        budget = self.max_step_tokens - len(decode)
+        if decode:
+            budget = min(budget, self.max_prompt_tokens)
+        chunks = list(self._prefill(budget, copies))
         # Only now is it known where everything lies: an admission may move others.
         starts_of = self.table.extents.starts_of
         return StepPlan(

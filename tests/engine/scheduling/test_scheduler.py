@@ -69,6 +69,22 @@ def chunks(plan: StepPlan) -> list[tuple[str, int, int]]:
     return [(c.sequence.sequence_id, c.start, c.end) for c in plan.prefill]
 
 
+def test_prompts_are_bounded_only_where_sequences_decode() -> None:
+    scheduler = make_scheduler()
+    scheduler.max_prompt_tokens = 3
+    scheduler.add(sequence("a", 4))
+    scheduler.add(sequence("b", 9))
+    plan = scheduler.schedule()
+    assert chunks(plan) == [("a", 0, 4), ("b", 0, 6)]
+    complete(plan)
+    plan = scheduler.schedule()
+    assert len(plan.decode) == 1
+    assert chunks(plan) == [("b", 6, 9)]
+    complete(plan)
+    scheduler.add(sequence("c", 5))
+    assert chunks(scheduler.schedule()) == [("c", 0, 3)]
+
+
 def test_the_oldest_is_admitted_first_and_long_prompts_are_cut_by_the_budget() -> None:
     scheduler = make_scheduler()
     for name, length in [("a", 4), ("b", 9), ("c", 2)]:
