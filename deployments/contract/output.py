@@ -211,6 +211,11 @@ class SequenceJournal:
     begun_ns: int | None = None
     preempted_ns: list[int] = field(default_factory=list)
 
+    def note_begun(self, at_ns: int) -> None:
+        """Note that an engine begins with it; only the first time counts."""
+        if self.begun_ns is None:
+            self.begun_ns = at_ns
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:

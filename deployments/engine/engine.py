@@ -482,4 +482,4 @@ def _note_begun(sequence: Sequence) -> None:
     if sequence.request.beginning is not None:
         sequence.request.beginning.num_cached_tokens = sequence.num_cached_tokens
     if sequence.request.journal is not None:
-        sequence.request.journal.begun_ns = time.time_ns()
+        sequence.request.journal.note_begun(time.time_ns())

@@ -157,7 +157,7 @@ class Deltas:
             return
         if is_first:
             since_s = time.monotonic() - metrics.scheduled_ts
-            journal.begun_ns = time.time_ns() - int(1e9 * since_s)
+            journal.note_begun(time.time_ns() - int(1e9 * since_s))
         if metrics.num_preemptions > self._num_preemptions:
             self._num_preemptions = metrics.num_preemptions
             journal.preempted_ns.append(time.time_ns())

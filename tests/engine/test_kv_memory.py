@@ -77,6 +77,19 @@ def test_a_journal_says_when_its_sequence_began_and_was_preempted() -> None:
         assert times == sorted(times)
 
 
+def test_a_journal_keeps_when_a_sequence_began_that_has_left_and_returned() -> None:
+    engine = make_engine(load(qwen2), max_num_seqs=1, max_model_len=LENGTH, memory=1)
+    journal = SequenceJournal()
+    begun_ns = set()
+    for name in ("stay", "return"):
+        engine.add(SequenceRequest(name, (1, 2, 3), UNKNOWN, journal=journal))
+        engine.step()
+        begun_ns.add(journal.begun_ns)
+        engine.abort(name)
+    assert len(begun_ns) == 1
+    assert None not in begun_ns
+
+
 def test_short_answers_leave_room_for_more_sequences_than_full_lengths_would() -> None:
     engine = make_engine(load(qwen2), max_num_seqs=12, max_model_len=96, budget=96, memory=2)
     collector = Collector(engine)

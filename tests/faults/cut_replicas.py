@@ -80,16 +80,21 @@ class Displace:
 
     def make(self, generator: GeneratorReplica, take: Take) -> None:
         """Displace the sequence that gets its deltas by `take`, for a moment."""
-        estimate, permit = generator._admission._estimate, permit_of(generator, take)
-        estimate._stop(permit)
-        permit.note_displaced(estimate._now_s())
-        estimate._queue(permit)
-        generator._admission._feed.update()
-        estimate.settle()
-        generator._admission._feed.update()
+        displace(generator, permit_of(generator, take))
 
 
 Loss = Cut | Park | Displace
+
+
+def displace(generator: GeneratorReplica, permit: Permit) -> None:
+    """Take a sequence out of the engine, and let it in again if there is room."""
+    estimate, feed = generator._admission._estimate, generator._admission._feed
+    estimate._stop(permit)
+    permit.note_displaced(estimate._now_s())
+    estimate._queue(permit)
+    feed.update()
+    estimate.settle()
+    feed.update()
 
 
 def permit_of(generator: GeneratorReplica, take: Take) -> Permit:

@@ -115,6 +115,8 @@ class EngineFeed:
 
     def _order_ahead(self, most: int | None) -> None:
         """Have the next few, or all, in the engine, in order, behind all that are due."""
+        for permit in [each for each in self._ahead if _run_of(each).has_begun]:
+            del self._ahead[permit]  # it has its place, so another may be ahead
         queue = self._estimate.queue
         waiting = (each for each in queue if each in self._outside or each in self._ahead)
         wanted = list(islice(waiting, most))

@@ -66,8 +66,7 @@ class EngineRun:
         self._inside = ExitStack()  # closing it takes the sequence out of the engine
         self._delivered = Delivered(sequence.generated_token_ids, sequence.num_prompt_logprobs)
         self._num_consumed = len(sequence.generated_token_ids)  # by the matcher
-        self._beginning = Beginning()  # of this stay in the engine
-        self._num_cached_tokens: int | None = None  # when the engine first began; None if unknown
+        self._beginnings = [Beginning()]  # of each stay in the engine; the last is of this one
         self._has_left = self._has_begun = self._is_over = False
         self._timer: asyncio.TimerHandle | None = None
         self.is_in = False
@@ -85,7 +84,7 @@ class EngineRun:
     @property
     def has_begun(self) -> bool:
         """Whether the engine has begun with it, since it entered; known before the first delta."""
-        return self._has_begun or self._beginning.num_cached_tokens is not None
+        return self._has_begun or self._beginnings[-1].num_cached_tokens is not None
 
     @property
     def may_park(self) -> bool:
@@ -114,8 +113,7 @@ class EngineRun:
         if self.is_in:
             self.is_in, self._has_begun, self._has_left = False, False, True
             self._inside.close()
-            self._note_cached()
-            self._beginning = Beginning()
+            self._beginnings.append(Beginning())
 
     def note_turn(self, *, is_running: bool) -> None:
         """Note whether it has its turn now; the wait for the next one is limited."""
@@ -157,7 +155,7 @@ class EngineRun:
 
     def _rest(self, goes_first: bool) -> SequenceRequest:
         """Return the sequence with what has gone out of it."""
-        matcher, beginning = self._copy_of_matcher(), self._beginning
+        matcher, beginning = self._copy_of_matcher(), self._beginnings[-1]
         if not self._has_left:
             return replace(
                 self._sequence, matcher=matcher, goes_first=goes_first, beginning=beginning
@@ -188,10 +186,15 @@ class EngineRun:
         self._num_consumed = len(token_ids)
         return matcher.copy()
 
-    def _note_cached(self) -> None:
-        """Keep what was cached when the engine first began; later it finds the sequence's own."""
-        if self._num_cached_tokens is None:
-            self._num_cached_tokens = self._beginning.num_cached_tokens
+    @property
+    def _num_cached_tokens(self) -> int | None:
+        """What was cached when the engine first began; None if no engine has said so.
+
+        Later it finds the sequence's own. The engine's thread may begin with a sequence that leaves
+        at the same moment, so each stay is looked at again.
+        """
+        known = (each.num_cached_tokens for each in self._beginnings)
+        return next((each for each in known if each is not None), None)
 
     def _gain(self, delta: TextDelta) -> None:
         """Pass a delta on, and remember it."""
@@ -199,10 +202,8 @@ class EngineRun:
             self._has_begun = True
             self._stop_timer()
             self._on_begun()
-        self._note_cached()
-        if delta.num_cached_tokens and self._num_cached_tokens is not None:
-            num_cached_tokens = min(self._num_cached_tokens, delta.num_cached_tokens)
-            delta = replace(delta, num_cached_tokens=num_cached_tokens)
+        if delta.num_cached_tokens and (at_first := self._num_cached_tokens) is not None:
+            delta = replace(delta, num_cached_tokens=min(at_first, delta.num_cached_tokens))
         if delta.finish_reason is not None:
             self._is_over = True
         self._take(self._delivered.add(delta))

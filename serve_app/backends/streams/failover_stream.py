@@ -76,7 +76,7 @@ class FailoverStream:
         self._hand_overs = hand_overs
         self._departures = departures
         self._parking = StreamParking(lot, request.claim, retries, limits)
-        self._waited_until_s = 0.0
+        self._searched_until_s = 0.0  # for a replica, after the latest search
         self._now_s = asyncio.get_running_loop().time
         self._told_s = 0.0  # of the latest notice
         self._watch = ExitStack()  # closing it ends the watch on the stream's replica
@@ -103,8 +103,9 @@ class FailoverStream:
 
         While a replica is asked to take it, it does not wait: one that hangs holds up the answer.
         """
-        is_waiting = self._parking.waits_for_turn or self._retries.is_searching
-        return self._now_s() if is_waiting else self._waited_until_s
+        if self._retries.is_searching:
+            return self._now_s()
+        return max(self._searched_until_s, self._parking.waited_until_s)
 
     async def __anext__(self) -> list[TextDelta]:
         """Return the deltas that have become ready since the last call.
@@ -200,8 +201,10 @@ class FailoverStream:
             self._retries.tell(Notice.MOVED)
 
     def _park(self) -> None:
-        has_gone_on = self._parking.park()
-        if has_gone_on or self._now_s() - self._told_s >= self._limits.notice_interval_s:
+        is_new = self._parking.park()
+        if not self._parking.is_parked:  # the lot is full
+            self._retries.limit_search()
+        if is_new or self._now_s() - self._told_s >= self._limits.notice_interval_s:
             self._tell(Notice.PARKED)
 
     async def _wait_for(self, opening: asyncio.Task[None], notice: Notice) -> None:
@@ -218,14 +221,13 @@ class FailoverStream:
     async def _open_again(self) -> None:
         while self._parking.is_parked:
             await self._parking.wait_for_turn()
-            self._waited_until_s = self._now_s()
             offered = await self._parking.offer(self._send_again)
             if offered is not None:
                 self._begin(offered)
                 return
         self._retries.limit_search()
         taken = await self._retries.until_taken(self._send_again)
-        self._waited_until_s = self._now_s()
+        self._searched_until_s = self._now_s()
         self._begin(taken)
 
     async def _send_again(self) -> GenerationStream:

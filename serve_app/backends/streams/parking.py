@@ -34,6 +34,7 @@ class ParkedPlace:
         arrival: Its number among all that ever came; lower is older.
         came_s: When it was parked, moved back by what it had waited before, by the loop's clock.
         is_resumed: Whether it goes before new ones: all that are parked have begun.
+        offered_s: When it was offered, by the loop's clock; None while it waits for that.
     """
 
     lot: "ParkingLot"
@@ -41,13 +42,9 @@ class ParkedPlace:
     arrival: int
     came_s: float
     is_resumed: bool = True
+    offered_s: float | None = None
     _turn: asyncio.Event = field(default_factory=asyncio.Event)
     _patience: asyncio.TimerHandle | None = None  # with the replica that has taken it
-
-    @property
-    def is_offered(self) -> bool:
-        """Whether it is offered, and was not given back since."""
-        return self._turn.is_set()
 
     async def wait_for_turn(self) -> None:
         """Wait until it is this stream that is offered."""
@@ -55,6 +52,7 @@ class ParkedPlace:
 
     def begin_turn(self) -> None:
         """Note that it is offered from now on."""
+        self.offered_s = asyncio.get_running_loop().time()
         self._turn.set()
 
     def note_taken(self, patience_s: float) -> None:
@@ -68,7 +66,8 @@ class ParkedPlace:
     def end_turn(self) -> None:
         """Note that it was given back: it waits again, at its place."""
         self._end_patience()
-        if self.is_offered:
+        if self.offered_s is not None:
+            self.offered_s = None
             self._turn.clear()
             self.lot.take_back(self)
 

@@ -357,9 +357,13 @@ class Retries:
         timeout_s = self._timeout_s
         is_of_file = timeout_s == self._limits.timeout_s
         why_then = "limits.failover_timeout_s" if is_of_file else "twice its slowest start"
+        what = (
+            "The model's replica was lost, and no other took over"
+            if self._reason is not None
+            else "The answer had made room for others, and no replica took it again"
+        )
         return ReplicaUnavailableError(
-            "The model's replica was lost, and no other took over within "
-            f"{timeout_s:.4g} s ({why_then}). "
+            f"{what} within {timeout_s:.4g} s ({why_then}). "
             + ("Try again later." if why is None else why.message),
             None,
             RETRY_AFTER_S,

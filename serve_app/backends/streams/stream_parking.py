@@ -46,6 +46,7 @@ class StreamParking:
         self._waited_s = claim.waited_s
         self._now_s = asyncio.get_running_loop().time
         self._last_s = self._now_s()  # of what came last, or of leaving the lot
+        self._offered_s = 0.0
 
     @property
     def is_parked(self) -> bool:
@@ -53,9 +54,12 @@ class StreamParking:
         return self._place is not None
 
     @property
-    def waits_for_turn(self) -> bool:
-        """Whether it is parked, and not offered."""
-        return self._place is not None and not self._place.is_offered
+    def waited_until_s(self) -> float:
+        """When it was offered last, by the loop's clock: now while it waits for that."""
+        if self._place is None:
+            return self._offered_s
+        offered_s = self._place.offered_s
+        return self._now_s() if offered_s is None else offered_s
 
     @property
     def claim(self) -> Claim:
@@ -73,7 +77,7 @@ class StreamParking:
         """Let it wait, since a replica has given it back; without a place it is no longer parked.
 
         Returns:
-            Whether it has gone on since it was parked before, if it was.
+            is_new: Whether it has run until now; False if it was parked, and was only offered.
         """
         if self._place is not None:  # no replica had a turn for it
             self._place.end_turn()
@@ -93,6 +97,7 @@ class StreamParking:
         self._is_stopped = False
         self._counted.close()
         if self._place is not None:
+            self._offered_s = self.waited_until_s
             self._waited_s = self.claim.waited_s
             self._last_s = self._now_s()
             self._place.leave()

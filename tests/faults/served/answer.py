@@ -181,6 +181,14 @@ class Stream:
             self.answer.take(line)
         return self.answer
 
+    async def outcome(self) -> Answer | httpx.TransportError:
+        """Return the whole answer, or the error that its client sees, who gets no `[DONE]` then."""
+        try:
+            return await self.read_to_end()
+        except httpx.TransportError as error:
+            assert (self.answer.num_done, self.answer.error) == (0, None)
+            return error
+
 
 @asynccontextmanager
 async def opened(

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.faults.resuming_client import ResumingClient, essence
-from tests.faults.served.answer import Answer, Stream, assert_equal, read, slow_streams
+from tests.faults.served.answer import Answer, assert_equal, read, slow_streams
 from tests.faults.served.ingresses import Ingresses
 from tests.faults.served.kinds import KINDS, SEEDED, about
 from tests.faults.served.replicas import DEADLINE_S, Replicas, is_alive, kill, reached
@@ -24,15 +24,6 @@ BODIES = [about("os.path.join", **SEEDED | {"seed": i}, max_tokens=300) for i in
 QUICK = about("os.stat", max_tokens=5)
 RESUMED = ("greedy", "seeded", "several", "tools")
 NUM_OF_EACH = 2
-
-
-async def outcome_of(stream: Stream) -> Answer | httpx.TransportError:
-    """Return a stream's whole answer, or the error that its client sees."""
-    try:
-        return await stream.read_to_end()
-    except httpx.TransportError as error:
-        assert (stream.answer.num_done, stream.answer.error) == (0, None)
-        return error
 
 
 async def asked(client: httpx.AsyncClient) -> Answer | httpx.TransportError:
@@ -56,7 +47,7 @@ async def test_streams_of_the_other_ingress_go_on_and_clients_resume_or_ask_ther
     names = RESUMED * NUM_OF_EACH
     readers = [ResumingClient(client, KINDS[name], lambda: server.url) for name in names]
     async with slow_streams(client, BODIES, "in") as streams:
-        reading = [asyncio.create_task(outcome_of(each)) for each in streams]
+        reading = [asyncio.create_task(each.outcome()) for each in streams]
         resuming = asyncio.gather(*(reader.read() for reader in readers))
         await asyncio.gather(*(reader.wait_for(20) for reader in readers))
         kill(two_ingresses[0])

@@ -48,6 +48,22 @@ def test_what_the_engine_has_begun_with_stays_when_another_comes_before_it() -> 
     assert (replica.running, replica.inside) == ("a", "a")
 
 
+def test_two_are_ahead_beside_those_that_the_engine_has_begun_with() -> None:
+    replica = Replica(max_num_seqs=1)
+    replica.add("-", tenant="other")
+    for name in "abcd":
+        replica.add(name, tenant=name)
+    assert replica.inside == "-ab"
+    replica.engine.begun |= {"a", "b"}  # their first deltas are on their way
+    replica.come("e", tenant="e", waited_s=30)
+    replica.accept("e")
+    assert (replica.running, replica.inside) == ("-", "-abcd")
+    for name in "cd":
+        replica.counted.charge(replica.permits[name], 1)
+    replica.add("f", tenant="f")
+    assert replica.inside == "-abef", "c and d got more, and are taken out"
+
+
 def test_those_that_are_ahead_keep_their_order_when_one_kind_is_left() -> None:
     replica = Replica(max_num_seqs=1)
     replica.add("x", 0)

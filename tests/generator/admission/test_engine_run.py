@@ -137,6 +137,22 @@ def test_what_a_sequence_computed_itself_before_it_left_does_not_count_as_cached
     assert [delta.num_cached_tokens for delta in client.deltas] == [told]
 
 
+def test_what_the_engine_begins_with_while_the_sequence_leaves_counts_as_begun_first() -> None:
+    client = Client()
+    client.run.enter(goes_first=False)
+    first = client.engine.got[-1].beginning
+    client.run.leave()
+    assert first is not None
+    first.num_cached_tokens = 1  # by a step that ran when it left
+    client.run.enter(goes_first=False)
+    assert not client.run.has_begun
+    second = client.engine.got[-1].beginning
+    assert second is not None
+    second.num_cached_tokens = 3
+    client.engine.give(8, num_cached_tokens=3)
+    assert [delta.num_cached_tokens for delta in client.deltas] == [1]
+
+
 def test_log_probabilities_of_the_prompt_go_on_behind_those_that_have_gone_out() -> None:
     client = Client()
     client.run.enter(goes_first=False)

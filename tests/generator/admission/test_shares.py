@@ -4,18 +4,24 @@ import asyncio
 from collections import Counter
 from contextlib import aclosing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from deployments.contract.claims import Claim
+from deployments.contract.claims import Claim, cost
 from deployments.contract.errors import OverloadedError, OverloadReason
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.sampling_params import SamplingParams
+from deployments.generator.async_engine import AsyncEngine
 from serve_app.backends.replicas.backend import Backend
 from tests.deployments.local_handle import local_backend
 from tests.deployments.tiny_folder import save_text_model
+from tests.faults.cut_replicas import displace
 from tests.generator.admission.fake_replica import Replica
 from tests.serve_app.local_replica import local_generator
+
+if TYPE_CHECKING:
+    from deployments.generator.admission.run_estimate import Permit
 
 
 def test_the_tenant_that_got_least_is_next() -> None:
@@ -163,6 +169,36 @@ def test_a_suspect_and_a_better_priority_give_up_no_place_to_another_tenant() ->
     replica.add("b", tenant="many").may_yield = False
     replica.add("x", tenant="few")
     assert replica.running == "ab"
+
+
+@pytest.mark.slow
+async def test_a_prompt_that_a_sequence_computed_before_it_left_is_charged_to_its_tenant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, num_tokens = "a prompt of a few blocks, " * 3, 4
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=num_tokens)
+    request = GenerationRequest("r", prompt, params, claim=Claim(tenant="one"))
+    with local_generator(save_text_model(tmp_path), prefix_caching=True) as generator:
+        engine = generator._engine
+        assert isinstance(engine, AsyncEngine)
+        give_out = engine._give_out
+        displaced: list[Permit] = []
+
+        def displace_first() -> None:
+            if engine._handed_over and not displaced:
+                displaced.extend(generator._admission._estimate._running)
+                displace(generator, displaced[0])
+            give_out()
+
+        monkeypatch.setattr(engine, "_give_out", displace_first)
+        async with aclosing(local_backend(generator)) as backend:
+            stream = await backend.send(request)
+            deltas = [delta async for together in stream for delta in together]
+        (tenant,) = generator._admission.of_tenants(1)
+        assert displaced
+        assert engine.stats.num_cached_tokens, "it found its own prompt when it came again"
+    assert sum(len(delta.token_ids) for delta in deltas) == num_tokens
+    assert tenant.served_tokens == cost(stream.accepted.num_prompt_tokens, num_tokens)
 
 
 class Served:

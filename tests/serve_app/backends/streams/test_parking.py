@@ -458,6 +458,54 @@ async def test_a_stream_beyond_a_full_lot_is_not_held_up_by_a_replica_that_hangs
     assert len(replicas.requests) == 3
 
 
+async def test_the_stall_limit_counts_from_the_moment_at_which_a_stream_is_offered(
+    advance: Clock,
+) -> None:
+    lot = lot_of()
+    blocking = entered(lot)
+    _, model, _ = parking([Fate(2, PARKED), Fate(waits_for=asyncio.Event())], lot)
+    stream = await model.send(REQUEST)
+    reading = asyncio.ensure_future(read(stream))
+    await settle()
+    advance(7)
+    blocking.leave()  # the stream's own task has not run since
+    offered_s = asyncio.get_running_loop().time()
+    assert stream.waited_until_s == offered_s
+    await settle()
+    advance(1)
+    await settle()
+    assert stream.waited_until_s == offered_s
+    await stream.aclose()
+    await reading
+
+
+async def test_a_stream_that_finds_a_full_lot_does_not_stall_before_its_search_begins() -> None:
+    _, model, _ = parking([Fate(2, PARKED)], lot_of(max_parked=0))
+    record = CURRENT_RECORD.get()
+    assert record is not None
+    stream = await model.send(REQUEST)
+    waited_until_s: list[float] = []
+    record.on_notice = lambda _: waited_until_s.append(stream.waited_until_s)
+    began_s = asyncio.get_running_loop().time()
+    await read(stream)
+    assert len(waited_until_s) == 1
+    assert waited_until_s[0] >= began_s
+
+
+async def test_a_stream_beyond_a_full_lot_that_no_replica_takes_ends_with_what_happened(
+    advance: Clock,
+) -> None:
+    full = Fate(opening_error=OverloadedError("full", None, 1, OverloadReason.REQUESTS))
+    _, model, _ = parking([Fate(2, PARKED), *[full] * 99], lot_of(max_parked=0))
+    reading = asyncio.ensure_future(read(await model.send(REQUEST)))
+    for _ in range(6):
+        await settle()
+        advance(1)
+    await settle()
+    with pytest.raises(ReplicaUnavailableError, match="had made room for others"):
+        await reading
+
+
 async def test_the_total_time_goes_on_while_a_stream_is_parked(advance: Clock) -> None:
     lot = lot_of()
     entered(lot)
