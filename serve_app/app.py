@@ -31,6 +31,7 @@ from deployments.vllm_pooler import VllmPooler
 from serve_app.backends.models.cluster_state import deployed_files, running_demands
 from serve_app.backends.models.model_files import Nodes, RayNodes, unreadable
 from serve_app.backends.replicas.model_router import PATH as MODEL_ROUTER
+from serve_app.commands.check.check import args_problems
 from serve_app.commands.check.compose import BUILDER
 from serve_app.commands.check.model_source import task_of
 from serve_app.commands.run import worker_logs
@@ -48,7 +49,7 @@ from serve_app.gpu_shares import known_shares, resolve_models, to_spec
 from serve_app.ingress import Ingress, listening_host, listening_options
 from serve_app.keys.api_keys import ApiKeysError, KeyRing, load_api_keys
 from serve_app.keys.ledger import KeyLedger
-from serve_app.middleware.auth import require_protection
+from serve_app.middleware.auth import UnprotectedServerError, require_protection
 from serve_app.placement import (
     DESCRIBING_NUM_CPUS,
     INGRESS_NUM_CPUS,
@@ -76,24 +77,43 @@ UNAUTHENTICATED_RAY = (
 )
 
 
-class UnauthenticatedRayError(Exception):
+class RefusedFileError(RayServeException):
+    """The file can't be served.
+
+    Serve shows the text of its own errors at once and without a traceback. After another error it
+    calls a builder three times more.
+    """
+
+
+class UnauthenticatedRayError(RefusedFileError):
     """Ray runs without token authentication."""
 
 
-class RefusedFileError(RayServeException):
-    """The file can't be served. Serve shows the text of its own errors without a traceback."""
-
-
-def build(args: AppConfig) -> Application:
+def build(args: AppConfig | Mapping[str, Any]) -> Application:
     """Compose the graph that `import_path` names.
 
+    Args:
+        args: The section `args:` of the file. Serve passes it as it is, since the annotation is no
+            model: Serve's own validation would end in an error that it does not take for final.
+
     Raises:
-        ApiKeysError: The API keys can't be read.
         UnauthenticatedRayError: Ray asks for no token.
-        UnprotectedServerError: Others can reach the server, and it has no keys.
-        RefusedFileError: A replica would fail of what the file says.
-        ValueError: A model's share of a GPU can't be chosen.
+        RefusedFileError: The section is wrong, the API keys can't be read, others can reach the
+            server and it has no keys, a model's share of a GPU can't be chosen, or a replica would
+            fail of what the file says.
     """
+    try:
+        config = AppConfig.model_validate(args)
+    except ValidationError as error:
+        problems = args_problems(dict(args), "args")
+        raise RefusedFileError("; ".join(problems) or str(error)) from error
+    try:
+        return _compose(config)
+    except (ApiKeysError, UnprotectedServerError) as error:
+        raise RefusedFileError(str(error)) from error
+
+
+def _compose(args: AppConfig) -> Application:
     require_ray_token(args.auth)
     keys = load_api_keys(args.auth, SHIPPED, os.environ)
     host = listening_host()
@@ -157,13 +177,17 @@ def _bind_models(
     """Bind a deployment for each model, by its id; return them with what their replicas know.
 
     Raises:
-        RefusedFileError: A replica would fail of what the file says.
-        ValueError: A model's share of a GPU can't be chosen.
+        RefusedFileError: A model's share of a GPU can't be chosen, or a replica would fail of what
+            the file says.
     """
     tracing, aging_s = args.tracing.settings, args.limits.priority_aging_s
+    try:
+        resolved = resolve_models(args.models, _num_cluster_gpus(), _read_shape)
+    except ValueError as error:
+        raise RefusedFileError(str(error)) from error
     specs = {
         id_: replace(spec, tracing=tracing, priority_aging_s=aging_s)
-        for id_, spec in resolve_models(args.models, _num_cluster_gpus(), _read_shape).items()
+        for id_, spec in resolved.items()
     }
     files = deployed_files()
     require_startable(args, specs.values(), files)

@@ -5,6 +5,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from ray.serve import Application
@@ -12,7 +13,6 @@ from ray.serve import Application
 from deployments.contract.model_spec import ModelSpec
 from deployments.text_generator import TextGenerator
 from serve_app import app
-from serve_app.config import AppConfig
 
 FOLDER = "RAYSTREAM_TEST_FAULTS_FOLDER"
 """The environment variable with the folder that replicas write to."""
@@ -27,7 +27,7 @@ class FakeGpuGenerator(TextGenerator):
         (Path(os.environ[FOLDER]) / "gpus" / name).write_text(str(os.getpid()))
 
 
-def build(args: AppConfig) -> Application:
+def build(args: dict[str, Any]) -> Application:
     """Compose the shipped graph with these replicas."""
     with patch.object(app, "TextGenerator", FakeGpuGenerator):
         return app.build(args)

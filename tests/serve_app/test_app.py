@@ -8,8 +8,10 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 from ray import serve
 from ray.serve import Application
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve._private.build_app import build_app as build_of_serve
 from ray.serve.config import HTTPOptions
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeApplicationSchema
 
 import deployments
@@ -24,6 +26,7 @@ from serve_app.commands.run.announcement import Announcement
 from serve_app.commands.server_environment import HAPROXY
 from serve_app.config import AppConfig, AuthConfig
 from serve_app.gpu_shares import to_spec
+from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
 from serve_app.placement import Demand
 from tests.serve_app.fake_nodes import Cluster
 
@@ -43,6 +46,8 @@ def test_a_ray_with_a_token_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 ARGS = {"models": [{"id": "a/m", "source": "models/pydoc-chat"}]}
+GREEDY = {"id": "greedy", "source": "models/pydoc-chat", "num_gpus": 1}
+BESIDE = {"id": "beside", "source": "models/pydoc-chat", "gpu_share": "auto"}
 
 
 def deployed(user_config: dict[str, Any] | None, **application: Any) -> ServeApplicationSchema:
@@ -84,6 +89,46 @@ def test_a_file_whose_replicas_would_fail_is_refused_in_one_line() -> None:
         "a--m: user_config: max_batch_size must be a whole number of at least 1, and is 0; "
         "a/m: can't load '/nowhere/at/all': there is no such folder"
     )
+
+
+@pytest.mark.usefixtures("no_cluster")
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (
+            {"models": [], "limit": {}},
+            "args.limit: unknown key 'limit': did you mean 'limits'?; args.models",
+        ),
+        (ARGS | {"models": ["m"]}, "args.models[0]: must be a mapping"),
+        (
+            {"models": [{**ARGS["models"][0], "max_queud_requests": 3}]},
+            "args.models[0].max_queud_requests: unknown key 'max_queud_requests': did you mean "
+            "'max_queued_requests'?",
+        ),
+        (ARGS | {"auth": {"api_keys_file": "/nowhere.yaml"}}, "auth.api_keys_file: /nowhere.yaml"),
+        (ARGS | {"models": [GREEDY, BESIDE]}, "the GPUs are given away"),
+    ],
+)
+def test_serve_shows_at_once_why_it_can_not_serve_a_file(
+    args: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve takes its own errors for final, and shows their text without a traceback."""
+    monkeypatch.setattr(app, "_num_cluster_gpus", lambda: 1.0)
+    builder: Any = app.build
+    with pytest.raises(RayServeException) as error:
+        call_user_app_builder_with_args_if_necessary(builder, args)
+    assert str(error.value).startswith(expected)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("no_cluster")
+def test_serve_shows_at_once_that_a_public_server_needs_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app, "listening_host", lambda: "0.0.0.0")
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    with pytest.raises(RayServeException, match="allow_anonymous"):
+        app.build(ARGS)
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ class RayNodes:
     def problems_at(
         self, node_ids: Iterable[str], spec: ModelSpec, besides: str | None = None
     ) -> Iterator[str | None]:
-        """Ask these nodes; see `Nodes.problems_elsewhere`."""
+        """Ask these nodes, each of which gives one answer; see `Nodes.problems_elsewhere`."""
         asked = [
             _problem_of.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
@@ -101,8 +101,11 @@ class RayNodes:
         ]
         while asked:
             done, asked = ray.wait(asked, timeout=NODES_TIMEOUT_S)
+            if not done:  # what comes later would be a node's second answer
+                yield from [None] * len(asked)
+                return
             try:
-                yield ray.get(done[0]) if done else None
+                yield ray.get(done[0])
             except RayError:  # the node has gone
                 yield None
 

@@ -299,18 +299,33 @@ def _application_problems(document: dict[str, Any]) -> list[str]:
 
 def _our_problems(document: dict[str, Any], application: dict[str, Any], path: str) -> list[str]:
     args = {} if application.get("args") is None else application["args"]
-    misshapen = list(_misshapen_sections(args, AppConfig, f"{path}.args"))
-    if misshapen:
-        return misshapen
-    problems = list(_unknown_keys(args, AppConfig, f"{path}.args"))
-    known = _without_unknown_keys(args, AppConfig)
-    invalid = _invalid_values(known, AppConfig, f"{path}.args")
-    if not invalid:
-        config = AppConfig.model_validate(known)
+    problems, config = _read_args(args, f"{path}.args")
+    if config is not None:
         problems += _deployment_problems(application, config, path)
         problems += _protection_problem(document, config, path)
         problems += header_problems(config, path, os.environ)
-    return problems + invalid
+    return problems
+
+
+def args_problems(args: Any, path: str) -> list[str]:
+    """Return one line for each mistake in the section `args:` of an application.
+
+    Args:
+        args: The section.
+        path: Where it is in the file; each line begins with it.
+    """
+    return _read_args(args, path)[0]
+
+
+def _read_args(args: Any, path: str) -> tuple[list[str], AppConfig | None]:
+    """Return the mistakes in a section `args:`, and what it says if only unknown keys are wrong."""
+    misshapen = list(_misshapen_sections(args, AppConfig, path))
+    if misshapen:
+        return misshapen, None
+    unknown = list(_unknown_keys(args, AppConfig, path))
+    known = _without_unknown_keys(args, AppConfig)
+    invalid = _invalid_values(known, AppConfig, path)
+    return unknown + invalid, None if invalid else AppConfig.model_validate(known)
 
 
 def header_problems(config: AppConfig, path: str, environment: Mapping[str, str]) -> Iterator[str]:

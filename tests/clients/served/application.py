@@ -13,13 +13,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serve_app import app
-from serve_app.config import AppConfig
 from tests.clients.held_generator import HeldGenerator
 
 APPLICATION = "raystream"
 
 
-def build(args: AppConfig) -> Application:
+def build(args: dict[str, Any]) -> Application:
     """Compose the shipped graph, with replicas that can be observed and held."""
     with patch.object(app, "TextGenerator", HeldGenerator):
         return app.build(args)

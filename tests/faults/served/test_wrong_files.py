@@ -6,8 +6,8 @@ from tests.changing_server import ChangingServer
 from tests.faults.served.answer import assert_equal
 from tests.faults.served.conftest import run
 from tests.faults.served.in_halves import CHAT
-from tests.faults.served.sizes import NUM_REPLICAS
-from tests.faults.served.wrong_files import DETECTOR, NOWHERE, Told, WrongFiles, wrong_files
+from tests.faults.served.sizes import DETECTOR, NUM_REPLICAS
+from tests.faults.served.wrong_files import NOWHERE, Told, WrongFiles, wrong_files
 from tests.measured import Record
 from tests.ray.serve_run import Server
 
@@ -72,4 +72,8 @@ def test_a_model_that_can_not_start_harms_no_other_and_says_why(told: WrongFiles
         assert "its weights are damaged" in then.message("/v1/classify")
         assert then.answers["/health"][0] == 503
         assert then.message("/health").startswith(f"{DETECTOR}: {why}")
-    assert "unknown key 'max_queud_requests'" in told.typo_message
+    assert told.typo_message == (
+        "Deploying app 'raystream' failed with exception:\n"
+        "args.models[1].max_queud_requests: unknown key 'max_queud_requests': did you mean "
+        "'max_queued_requests'?"
+    )

@@ -24,11 +24,10 @@ from tests.faults.served.in_halves import CHAT
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import DEADLINE_S, Replicas, kill
-from tests.faults.served.sizes import MODEL_SECTION, NUM_REPLICAS
+from tests.faults.served.sizes import DETECTOR, MODEL_SECTION, NUM_REPLICAS
 from tests.ray.serve_run import ROOT
 
 NOWHERE = "/nowhere/at/all"
-DETECTOR = "pydoc-detector"
 QUICK = about("os.stat", max_tokens=5)
 LONG = about("os.path.join", **SEEDED)
 
