@@ -317,7 +317,9 @@ class JobsConfig(StrictModel):
     max_file_bytes: int = Field(default=200 * 2**20, ge=1024)
     """Size of one file that is uploaded."""
     max_stored_bytes: int = Field(default=4 * 2**30, ge=1024)
-    """Size of all files of one API key, or of all clients without keys; so in the next two."""
+    """Size of all files and results of one API key, or of all clients without keys; so in the next
+    two. A batch whose results have no room fails, and keeps those that it has.
+    """
     max_num_files: int = Field(default=10_000, ge=1)
     """Files of one API key."""
     max_num_batches: int = Field(default=10_000, ge=1)

@@ -89,6 +89,7 @@ class RequestRecord:
         has_left: Whether the client left before that, and before anything had failed.
         warnings: What the client asked for and will not get; the answer's header tells.
         num_moves: How often another replica took over after a loss, over all answers.
+        num_deaths: Replicas that were lost while they may have run it, over all answers.
         num_parked: How often a stream was parked, over all answers.
         operation: What the model was asked to do, as traces name it.
         span: The request's span; None if its trace is not recorded.
@@ -116,6 +117,7 @@ class RequestRecord:
     has_left: bool = False
     warnings: tuple[str, ...] = ()
     num_moves: int = 0
+    num_deaths: int = 0
     num_parked: int = 0
     operation: str | None = None
     span: Span | None = None

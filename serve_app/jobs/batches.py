@@ -9,159 +9,21 @@ run twice, but has one result.
 import json
 import secrets
 import sqlite3
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, fields
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Final
 
 from deployments.contract.errors import JobConflictError, JobLimitError, JobNotFoundError
 from serve_app.config import JobsConfig
-from serve_app.jobs.files import StoredFile, no_file
-from serve_app.jobs.store import Page, Store, page_of
+from serve_app.jobs.batch import NEXT, Batch, Fault, NewBatch, Status
+from serve_app.jobs.files import StoredFile, no_file, stored_bytes
+from serve_app.jobs.store import ERASED_AT_ONCE, Page, Store, page_of
 
 LEASE_S: Final = 15.0
 """How long after its last sign an ingress keeps a batch. A pause of the process, or a slow disk,
 takes it away too; that costs only that lines run again."""
-
-RESULTS_BYTES: Final = 2**20
-"""About how much of the results is read from the store at a time; a line's is read whole."""
-
-
-class Status(StrEnum):
-    """What becomes of a batch, in OpenAI's words."""
-
-    VALIDATING = "validating"
-    """It waits for an ingress, which counts its lines."""
-    FAILED = "failed"
-    """Its file, or its key, can't be used."""
-    IN_PROGRESS = "in_progress"
-    """Its lines run."""
-    FINALIZING = "finalizing"
-    """All lines have results, and the files are being written."""
-    COMPLETED = "completed"
-    EXPIRED = "expired"
-    """Not all lines ran in time; the files have the results of those that did."""
-    CANCELLING = "cancelling"
-    """The client asked for its end; the files are being written."""
-    CANCELLED = "cancelled"
-
-
-NEXT: Final[Mapping[Status, tuple[Status, ...]]] = MappingProxyType(
-    {
-        Status.VALIDATING: (Status.IN_PROGRESS, Status.FAILED, Status.CANCELLING),
-        Status.IN_PROGRESS: (
-            Status.FINALIZING,
-            Status.EXPIRED,
-            Status.FAILED,
-            Status.CANCELLING,
-        ),
-        Status.FINALIZING: (Status.COMPLETED,),
-        Status.CANCELLING: (Status.CANCELLED,),
-    }
-)
-"""All transitions; what is not a key has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Why a batch has failed as a whole."""
-
-    code: str
-    message: str
-    param: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A batch.
-
-    Attributes:
-        number: Its row's; later batches have higher ones.
-        id: Names it.
-        owner: See `store`.
-        tenant: Whose its requests are beside others; see `Standing`.
-        endpoint: The path that all its lines ask.
-        input_file_id: Its lines.
-        completion_window: How long it may take, as the client wrote it.
-        metadata: The client's own notes.
-        status: Where it is.
-        moments: When it came to each state, in Unix seconds.
-        created_s: When it was created.
-        due_s: When it expires if it has not ended.
-        expires_s: When it is erased; None while it has not ended.
-        num_lines: Its requests; 0 until they are counted.
-        num_completed: Those with an answer.
-        num_failed: Those with an error.
-        fault: Why it has failed.
-        output_file_id: The answers, once it has ended and there are any.
-        error_file_id: The errors, likewise.
-    """
-
-    number: int
-    id: str
-    owner: str
-    tenant: str
-    endpoint: str
-    input_file_id: str
-    completion_window: str
-    metadata: Mapping[str, str] | None
-    status: Status
-    moments: Mapping[str, float]
-    created_s: float
-    due_s: float
-    expires_s: float | None
-    num_lines: int
-    num_completed: int
-    num_failed: int
-    fault: Fault | None
-    output_file_id: str | None
-    error_file_id: str | None
-
-    @classmethod
-    def of(cls, row: sqlite3.Row) -> Self:
-        """Return the batch of a row."""
-        found: dict[str, Any] = {each.name: row[each.name] for each in fields(cls)}
-        found["status"] = Status(found["status"])
-        found["moments"] = json.loads(found["moments"])
-        found["metadata"] = found["metadata"] and json.loads(found["metadata"])
-        found["fault"] = found["fault"] and Fault(**json.loads(found["fault"]))
-        return cls(**found)
-
-    @property
-    def key(self) -> str:
-        """The part of its id that names what is made of it."""
-        return self.id.removeprefix("batch_")
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What became of a line.
-
-    Attributes:
-        line: The line's number in its file, from 1.
-        is_error: Whether it goes into the file of errors.
-        text: The line of that file, without its end.
-    """
-
-    line: int
-    is_error: bool
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class NewBatch:
-    """What a client asks for; see `Batch`."""
-
-    owner: str
-    tenant: str
-    endpoint: str
-    input_file_id: str
-    completion_window: str
-    window_s: float
-    metadata: Mapping[str, str] | None
 
 
 class LeaseLostError(Exception):
@@ -181,7 +43,7 @@ class Batches:
         Raises:
             JobNotFoundError: The owner has no such file.
             JobConflictError: The file holds the results of a batch.
-            JobLimitError: The owner has too many batches.
+            JobLimitError: The owner has too many batches, or no room for results.
             JobsUnavailableError: The store can't be written.
         """
         now_s = self._store.unix_s()
@@ -205,6 +67,12 @@ class Batches:
                 raise JobLimitError(
                     f"There are {num_batches} batches, and no more are kept "
                     "(jobs.max_num_batches). Each is erased jobs.expires_after_s after its end."
+                )
+            if stored_bytes(connection, asked.owner) >= self._config.max_stored_bytes:
+                raise JobLimitError(
+                    f"The files and results have {self._config.max_stored_bytes} bytes together, "
+                    "the most that are kept (jobs.max_stored_bytes), so there is no room for the "
+                    "results of a batch. Delete some files."
                 )
             id_ = f"batch_{secrets.token_hex(16)}"
             connection.execute(
@@ -272,7 +140,7 @@ class Batches:
                 raise JobConflictError(f"The batch is {batch.status}, so it can't be cancelled.")
             batch = _moved(connection, batch, Status.CANCELLING, now_s)
             is_idle = connection.execute(
-                "SELECT 1 FROM batches WHERE number = ? AND lease_until_s < ? "
+                "SELECT 1 FROM batches WHERE number = ? AND lease_until_s <= ? "
                 "AND num_completed + num_failed = 0",
                 (batch.number, now_s),
             ).fetchone()
@@ -292,10 +160,12 @@ class Batches:
         beside: Mapping[str, str] = MappingProxyType({}),
         *,
         only_ending: bool = False,
+        only_of: str | None = None,
     ) -> Batch | None:
         """Take the lease of a batch that no living ingress runs; None if there is none.
 
-        The oldest is taken of an owner of whom this ingress runs the fewest.
+        It is the oldest of an owner of whom this ingress runs the fewest; of several such owners,
+        of the one of whom no ingress has run a batch for the longest time.
 
         Args:
             ingress: Who takes it.
@@ -303,19 +173,16 @@ class Batches:
                 taken, even if its lease has run out since it was renewed.
             only_ending: Whether to take only one whose lines need not run any more: it is
                 cancelled or late, or all have run.
+            only_of: The owner whose batch to take; None takes anyone's.
 
         Raises:
             JobsUnavailableError: The store can't be written.
         """
-        now_s, owners = self._store.unix_s(), list(beside.values())
+        now_s = self._store.unix_s()
 
         def free(connection: sqlite3.Connection) -> list[sqlite3.Row]:
-            rows = connection.execute(
-                "SELECT id, owner FROM batches WHERE expires_s IS NULL AND lease_until_s < ? "
-                "AND (NOT ? OR status IN (?, ?) OR due_s <= ?) ORDER BY number",
-                (now_s, only_ending, Status.CANCELLING, Status.FINALIZING, now_s),
-            ).fetchall()
-            return [row for row in rows if row["id"] not in beside]
+            found = _free(connection, now_s, beside, only_ending=only_ending)
+            return [row for row in found if only_of is None or row["owner"] == only_of]
 
         if not await self._store.read(free):
             return None
@@ -324,14 +191,27 @@ class Batches:
             rows = free(connection)
             if not rows:
                 return None
-            id_ = min(rows, key=lambda row: owners.count(row["owner"]))["id"]
-            connection.execute(
-                "UPDATE batches SET lease_owner = ?, lease_until_s = ? WHERE id = ?",
-                (ingress, now_s + LEASE_S, id_),
-            )
-            return _found(connection, id_)
+            row = connection.execute(
+                "UPDATE batches SET lease_owner = ?, lease_until_s = ? WHERE number = ? "
+                "RETURNING *",
+                (ingress, now_s + LEASE_S, rows[0]["oldest"]),
+            ).fetchone()
+            return Batch.of(row)
 
         return await self._store.write(claim)
+
+    async def waiting(self, beside: Mapping[str, str]) -> list[str]:
+        """Return the owners of batches that no ingress runs, in the order of their turns.
+
+        Args:
+            beside: See `claim`.
+
+        Raises:
+            JobsUnavailableError: The store can't be read.
+        """
+        now_s = self._store.unix_s()
+        rows = await self._store.read(lambda connection: _free(connection, now_s, beside))
+        return [row["owner"] for row in rows]
 
     async def renew(self, ingress: str, ids: Sequence[str]) -> dict[str, Batch]:
         """Keep the leases of batches, and return by their ids those that the ingress still holds.
@@ -364,6 +244,21 @@ class Batches:
             )
         )
 
+    async def give_back(self, ingress: str, id_: str) -> None:
+        """Give up the lease of a batch, so that batches of other owners have their turn.
+
+        Raises:
+            JobsUnavailableError: The store can't be written.
+        """
+        now_s = self._store.unix_s()
+        await self._store.write(
+            lambda connection: connection.execute(
+                "UPDATE batches SET lease_owner = NULL, lease_until_s = ? "
+                "WHERE id = ? AND lease_owner = ?",
+                (now_s, id_, ingress),
+            )
+        )
+
     async def begin(self, ingress: str, batch: Batch, num_lines: int) -> Batch:
         """Note how many lines a batch has; they run from now on.
 
@@ -374,13 +269,13 @@ class Batches:
         now_s = self._store.unix_s()
 
         def begin(connection: sqlite3.Connection) -> Batch:
-            held = _held(connection, ingress, batch)
-            if held.status is not Status.VALIDATING:  # the client has cancelled it
-                return held
+            found = held(connection, ingress, batch)
+            if found.status is not Status.VALIDATING:  # the client has cancelled it
+                return found
             connection.execute(
                 "UPDATE batches SET num_lines = ? WHERE number = ?", (num_lines, batch.number)
             )
-            return _moved(connection, held, Status.IN_PROGRESS, now_s)
+            return _moved(connection, found, Status.IN_PROGRESS, now_s)
 
         return await self._store.write(begin)
 
@@ -394,82 +289,13 @@ class Batches:
         now_s = self._store.unix_s()
 
         def finalize(connection: sqlite3.Connection) -> Batch:
-            held = _held(connection, ingress, batch)
-            num_done = held.num_completed + held.num_failed
-            if held.status is not Status.IN_PROGRESS or num_done != held.num_lines:
-                return held
-            return _moved(connection, held, Status.FINALIZING, now_s)
+            found = held(connection, ingress, batch)
+            num_done = found.num_completed + found.num_failed
+            if found.status is not Status.IN_PROGRESS or num_done != found.num_lines:
+                return found
+            return _moved(connection, found, Status.FINALIZING, now_s)
 
         return await self._store.write(finalize)
-
-    async def lines_done(self, batch: Batch) -> set[int]:
-        """Return the numbers of the lines that have results.
-
-        Raises:
-            JobsUnavailableError: The store can't be read.
-        """
-        rows = await self._store.read(
-            lambda connection: connection.execute(
-                "SELECT line FROM results WHERE batch = ?", (batch.number,)
-            ).fetchall()
-        )
-        return {row["line"] for row in rows}
-
-    async def record(self, ingress: str, batch: Batch, results: Sequence[Result]) -> list[Result]:
-        """Keep results, each unless its line has one; return those that were kept.
-
-        Raises:
-            LeaseLostError: The ingress holds it no longer; nothing was kept.
-            JobsUnavailableError: The store can't be written; nothing was kept.
-        """
-
-        def record(connection: sqlite3.Connection) -> list[Result]:
-            _held(connection, ingress, batch)
-            kept = [
-                each
-                for each in results
-                if connection.execute(
-                    "INSERT OR IGNORE INTO results (batch, line, is_error, text) "
-                    "VALUES (?, ?, ?, ?)",
-                    (batch.number, each.line, each.is_error, each.text),
-                ).rowcount
-            ]
-            num_failed = sum(each.is_error for each in kept)
-            connection.execute(
-                "UPDATE batches SET num_completed = num_completed + ?, num_failed = num_failed + ? "
-                "WHERE number = ?",
-                (len(kept) - num_failed, num_failed, batch.number),
-            )
-            return kept
-
-        return await self._store.write(record)
-
-    async def results(self, batch: Batch, *, errors: bool) -> AsyncIterator[bytes]:
-        """Yield the lines of a batch's answers, or of its errors, some at a time, in line order.
-
-        Raises:
-            JobsUnavailableError: The store can't be read.
-        """
-        last = 0
-
-        def some(connection: sqlite3.Connection) -> bytes:
-            nonlocal last
-            lines = bytearray()
-            rows = connection.execute(
-                "SELECT line, text FROM results WHERE batch = ? AND line > ? AND is_error = ? "
-                "ORDER BY line",
-                (batch.number, last, errors),
-            )
-            with closing(rows):
-                for row in rows:
-                    lines += f"{row['text']}\n".encode()
-                    last = row["line"]
-                    if len(lines) >= RESULTS_BYTES:
-                        break
-            return bytes(lines)
-
-        while lines := await self._store.read(some):
-            yield lines
 
     async def end(
         self,
@@ -480,7 +306,9 @@ class Batches:
         error: StoredFile | None = None,
         fault: Fault | None = None,
     ) -> None:
-        """Note a batch's end with its files, whose contents are there, and drop its results.
+        """Note a batch's end with its files, whose contents are there.
+
+        Its results are in them; their rows are erased by `Results.erase_ended`.
 
         Raises:
             LeaseLostError: The ingress holds it no longer.
@@ -489,11 +317,12 @@ class Batches:
         now_s = self._store.unix_s()
 
         def end(connection: sqlite3.Connection) -> None:
-            held = _held(connection, ingress, batch)
-            if status not in NEXT[held.status]:
-                raise LeaseLostError(f"it is {held.status}")
+            found = held(connection, ingress, batch)
+            if status not in NEXT[found.status]:
+                raise LeaseLostError(f"it is {found.status}")
             for file in filter(None, (output, error)):
                 file.insert(connection)
+            connection.execute("DELETE FROM losses WHERE batch = ?", (batch.number,))
             connection.execute(
                 "UPDATE batches SET output_file_id = ?, error_file_id = ?, fault = ?, "
                 "expires_s = ?, lease_owner = NULL WHERE number = ?",
@@ -505,8 +334,7 @@ class Batches:
                     batch.number,
                 ),
             )
-            connection.execute("DELETE FROM results WHERE batch = ?", (batch.number,))
-            _moved(connection, held, status, now_s)
+            _moved(connection, found, status, now_s)
 
         await self._store.write(end)
 
@@ -517,14 +345,43 @@ class Batches:
             JobsUnavailableError: The store can't be written.
         """
         now_s = self._store.unix_s()
-        await self._store.write(
-            lambda connection: connection.execute(
-                "DELETE FROM batches WHERE expires_s < ?", (now_s,)
-            )
-        )
+
+        def some(connection: sqlite3.Connection) -> int:
+            return connection.execute(
+                "DELETE FROM batches WHERE number IN "
+                "(SELECT number FROM batches WHERE expires_s < ? LIMIT ?)",
+                (now_s, ERASED_AT_ONCE),
+            ).rowcount
+
+        while await self._store.write(some) == ERASED_AT_ONCE:
+            pass
         await self._store.read(
             lambda connection: connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         )
+
+
+def _free(
+    connection: sqlite3.Connection,
+    now_s: float,
+    beside: Mapping[str, str],
+    *,
+    only_ending: bool = False,
+) -> list[sqlite3.Row]:
+    """Return the owners of batches that no ingress runs, and the number of the oldest of each.
+
+    They are in the order in which `Batches.claim` takes them.
+    """
+    owners = list(beside.values())
+    rows = connection.execute(
+        "SELECT owner, max(lease_until_s) AS served_s, min(CASE WHEN lease_until_s <= ? "
+        f"AND id NOT IN ({', '.join('?' * len(beside))}) "
+        "AND (NOT ? OR status IN (?, ?) OR due_s <= ?) THEN number END) AS oldest "
+        "FROM batches WHERE expires_s IS NULL GROUP BY owner HAVING oldest IS NOT NULL",
+        (now_s, *beside, only_ending, Status.CANCELLING, Status.FINALIZING, now_s),
+    ).fetchall()
+    return sorted(
+        rows, key=lambda row: (owners.count(row["owner"]), row["served_s"], row["oldest"])
+    )
 
 
 def _found(connection: sqlite3.Connection, id_: str) -> Batch:
@@ -541,7 +398,7 @@ def _of_owner(connection: sqlite3.Connection, owner: str, id_: str) -> Batch:
     return Batch.of(row)
 
 
-def _held(connection: sqlite3.Connection, ingress: str, batch: Batch) -> Batch:
+def held(connection: sqlite3.Connection, ingress: str, batch: Batch) -> Batch:
     """Return the batch as it is now.
 
     Raises:

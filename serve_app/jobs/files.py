@@ -4,13 +4,13 @@ Contents are there before their row, and are erased after it; so a row always ha
 what a dying process left without a row is erased later.
 """
 
+import os
 import secrets
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
-from os import fsync
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -21,7 +21,14 @@ from deployments.contract.errors import (
     JobsUnavailableError,
 )
 from serve_app.config import JobsConfig
-from serve_app.jobs.store import ORPHAN_AGE_S, Page, Store, open_private, page_of
+from serve_app.jobs.store import (
+    ERASED_AT_ONCE,
+    ORPHAN_AGE_S,
+    Page,
+    Store,
+    open_private,
+    page_of,
+)
 
 if TYPE_CHECKING:
     from io import BufferedWriter
@@ -111,7 +118,7 @@ class FileWriter:
         def finish() -> None:
             assert self._open is not None, "it was opened by the write"
             self._open.flush()
-            fsync(self._open.fileno())
+            os.fsync(self._open.fileno())
             self._open.close()
             self._is_in_place = True
             self._part.replace(self._place)
@@ -265,7 +272,7 @@ class Files:
         return self._store.contents / id_
 
     async def expire(self) -> None:
-        """Erase files that are too old, and contents that no row has.
+        """Erase files that are too old, and contents that no row has, some at a time.
 
         Raises:
             JobsUnavailableError: The store can't be written.
@@ -274,27 +281,33 @@ class Files:
 
         def expire(connection: sqlite3.Connection) -> list[str]:
             rows = connection.execute(
-                "DELETE FROM files WHERE expires_s < ? AND id NOT IN "
-                "(SELECT input_file_id FROM batches WHERE expires_s IS NULL) RETURNING id",
-                (now_s,),
+                "DELETE FROM files WHERE number IN (SELECT number FROM files WHERE expires_s < ? "
+                "AND id NOT IN (SELECT input_file_id FROM batches WHERE expires_s IS NULL) "
+                "LIMIT ?) RETURNING id",
+                (now_s, ERASED_AT_ONCE),
             ).fetchall()
             return [row["id"] for row in rows]
 
-        for id_ in await self._store.write(expire):
-            await self._erase(id_)
-        old = await self._store.on_disk(lambda: self._old_contents(now_s - ORPHAN_AGE_S))
-        known = await self._store.read(
-            lambda connection: {path.name for path in old if _has_row(connection, path.name)}
-        )
-        orphans = [path for path in old if path.name not in known]
-        for path in orphans:
-            await self._store.on_disk(partial(path.unlink, missing_ok=True))
+        while ids := await self._store.write(expire):
+            for id_ in ids:
+                await self._erase(id_)
+        names = await self._store.on_disk(lambda: self._old_contents(now_s - ORPHAN_AGE_S))
+        for at in range(0, len(names), ERASED_AT_ONCE):
+            some = names[at : at + ERASED_AT_ONCE]
+            for name in await self._store.read(partial(_without_row, names=some)):
+                await self._erase(name)
 
     async def _erase(self, id_: str) -> None:
         await self._store.on_disk(lambda: self.path(id_).unlink(missing_ok=True))
 
-    def _old_contents(self, before_s: float) -> list[Path]:
-        return [path for path in self._store.contents.iterdir() if path.stat().st_mtime < before_s]
+    def _old_contents(self, before_s: float) -> list[str]:
+        names: list[str] = []
+        with os.scandir(self._store.contents) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # another ingress erases, too
+                    if entry.stat().st_mtime < before_s:
+                        names.append(entry.name)
+        return names
 
     def _check_room(self, connection: sqlite3.Connection, owner: str, num_bytes: int) -> None:
         """Refuse a file of this size if the owner may not have it beside the others.
@@ -302,23 +315,39 @@ class Files:
         Raises:
             JobLimitError: That is so.
         """
-        num_files, num_stored = connection.execute(
-            "SELECT count(*), coalesce(sum(num_bytes), 0) FROM files WHERE owner = ?", (owner,)
+        (num_files,) = connection.execute(
+            "SELECT count(*) FROM files WHERE owner = ?", (owner,)
         ).fetchone()
         if num_files >= self._config.max_num_files:
             raise JobLimitError(
                 f"There are {num_files} files, and no more are kept (jobs.max_num_files). Delete "
                 "some."
             )
-        if num_stored + num_bytes > self._config.max_stored_bytes:
+        if stored_bytes(connection, owner) + num_bytes > self._config.max_stored_bytes:
             raise JobLimitError(
-                f"The files would have more than {self._config.max_stored_bytes} bytes together, "
-                "the most that are kept (jobs.max_stored_bytes). Delete some."
+                "The files and results would have more than "
+                f"{self._config.max_stored_bytes} bytes together, the most that are kept "
+                "(jobs.max_stored_bytes). Delete some."
             )
+
+
+def stored_bytes(connection: sqlite3.Connection, owner: str) -> int:
+    """Return the size of an owner's files, and of results that are not yet in one."""
+    (num_bytes,) = connection.execute(
+        "SELECT (SELECT coalesce(sum(num_bytes), 0) FROM files WHERE owner = ?1) + "
+        "(SELECT coalesce(sum(num_result_bytes), 0) FROM batches "
+        "WHERE owner = ?1 AND expires_s IS NULL)",
+        (owner,),
+    ).fetchone()
+    return int(num_bytes)
 
 
 def _has_row(connection: sqlite3.Connection, id_: str) -> bool:
     return connection.execute("SELECT 1 FROM files WHERE id = ?", (id_,)).fetchone() is not None
+
+
+def _without_row(connection: sqlite3.Connection, names: Sequence[str]) -> list[str]:
+    return [name for name in names if not _has_row(connection, name)]
 
 
 def no_file(id_: str, param: str | None = None) -> JobNotFoundError:

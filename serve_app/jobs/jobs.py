@@ -8,6 +8,7 @@ from typing import Self
 from serve_app.config import JobsConfig
 from serve_app.jobs.batches import Batches
 from serve_app.jobs.files import Files
+from serve_app.jobs.results import Results
 from serve_app.jobs.store import Store
 
 
@@ -19,6 +20,7 @@ class Jobs:
         store: Where it lies.
         files: The files.
         batches: The batches.
+        results: The results of their lines.
     """
 
     def __init__(self, config: JobsConfig, store: Store) -> None:
@@ -26,6 +28,7 @@ class Jobs:
         self.store = store
         self.files = Files(store, config)
         self.batches = Batches(store, config)
+        self.results = Results(store, config)
         self._news = asyncio.Event()
 
     @classmethod

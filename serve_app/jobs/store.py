@@ -35,7 +35,7 @@ T = TypeVar("T")
 APPLICATION_ID: Final = 0x52617953
 """Marks the database as ours, in SQLite's header."""
 
-VERSION: Final = 1
+VERSION: Final = 2
 """The version of `SCHEMA`, kept in SQLite's `user_version`."""
 
 SCHEMA: Final = """
@@ -70,6 +70,7 @@ CREATE TABLE batches (
     num_lines INTEGER NOT NULL DEFAULT 0,
     num_completed INTEGER NOT NULL DEFAULT 0,
     num_failed INTEGER NOT NULL DEFAULT 0,
+    num_result_bytes INTEGER NOT NULL DEFAULT 0,
     fault TEXT,
     output_file_id TEXT,
     error_file_id TEXT,
@@ -78,6 +79,8 @@ CREATE TABLE batches (
 ) STRICT;
 CREATE INDEX batches_of_owner ON batches (owner, number);
 CREATE INDEX batches_under_way ON batches (number) WHERE expires_s IS NULL;
+CREATE INDEX batches_by_result_bytes ON batches (owner, num_result_bytes)
+    WHERE expires_s IS NULL;
 CREATE INDEX batches_by_input ON batches (input_file_id) WHERE expires_s IS NULL;
 CREATE INDEX batches_by_expiry ON batches (expires_s);
 
@@ -86,6 +89,13 @@ CREATE TABLE results (
     line INTEGER NOT NULL,
     is_error INTEGER NOT NULL,
     text TEXT NOT NULL,
+    PRIMARY KEY (batch, line)
+) STRICT;
+
+CREATE TABLE losses (
+    batch INTEGER NOT NULL,
+    line INTEGER NOT NULL,
+    number INTEGER NOT NULL,
     PRIMARY KEY (batch, line)
 ) STRICT;
 """
@@ -100,6 +110,9 @@ NODE_RENEWAL_S: Final = 5.0
 
 ORPHAN_AGE_S: Final = 3600.0
 """Contents without a row are erased when they are this old: a process died while it wrote them."""
+
+ERASED_AT_ONCE: Final = 256
+"""Rows that are erased in one transaction: leases are renewed between two."""
 
 OPENING: Final = threading.Lock()
 """Held while a database is made and opened: a process that closes any descriptor of a file drops

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.contract.telemetry.tracing import Tracer
 from serve_app.http.request_record import Meter, record_of
-from serve_app.jobs.batch_runner import Call, CallAnswer
+from serve_app.jobs.calls import Call, CallAnswer
 from serve_app.middleware.access_log import AccessLogMiddleware
 from serve_app.middleware.tracing import TracingMiddleware
 
@@ -52,14 +52,14 @@ class InProcessRoutes:
 
     async def __call__(self, call: Call) -> CallAnswer:
         """Return the answer. A bug of ours is logged and answered with a 500."""
-        exchange = _Exchange(call.body)
+        exchange, scope = _Exchange(call.body), self._scope(call)
         try:
-            await self._asgi(self._scope(call), exchange.receive, exchange.send)
+            await self._asgi(scope, exchange.receive, exchange.send)
         except Exception:
             if exchange.status is None:
                 raise
             logger.exception("the server has failed at %s", call.request_id)
-        return exchange.answer()
+        return exchange.answer(lost_replicas=record_of(scope).num_deaths > 0)
 
     def _scope(self, call: Call) -> dict[str, Any]:
         return {
@@ -114,7 +114,7 @@ class _Exchange:
         else:
             self._pieces.append(message.get("body", b""))
 
-    def answer(self) -> CallAnswer:
+    def answer(self, *, lost_replicas: bool) -> CallAnswer:
         assert self.status is not None, "every route answers"
         body = b"".join(self._pieces)
         code = None
@@ -122,4 +122,5 @@ class _Exchange:
             error = json.loads(body).get("error")
             code = error.get("code") if isinstance(error, dict) else None
         wait = self._headers.get(b"retry-after")
-        return CallAnswer(self.status, body, code, None if wait is None else float(wait))
+        retry_after_s = None if wait is None else float(wait)
+        return CallAnswer(self.status, body, code, retry_after_s, lost_replicas)

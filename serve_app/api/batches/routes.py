@@ -9,7 +9,7 @@ from serve_app.api.requests.context import ApiContext
 from serve_app.api.requests.job_lists import After, jobs_of, owner_of
 from serve_app.http.json_route import JsonRoute
 from serve_app.http.request_record import record_of
-from serve_app.jobs.batches import NewBatch
+from serve_app.jobs.batch import NewBatch
 from serve_app.jobs.store import Page
 
 

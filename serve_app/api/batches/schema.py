@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, Field
 
 from serve_app.api.body.strict_body import StrictBody
-from serve_app.jobs.batches import Batch, Status
+from serve_app.jobs.batch import Batch, Status
 
 Endpoint = Literal[
     "/v1/chat/completions",

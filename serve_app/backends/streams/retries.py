@@ -219,6 +219,8 @@ class Retries:
     def _note_death(self, error: RaystreamError, *, has_started: bool, num_gained: int) -> None:
         if not _is_death(error) or not (has_started or self._num_deaths == 0):
             return
+        if self._record is not None:
+            self._record.num_deaths += 1
         suspected = self.num_deaths
         if suspected and num_gained < num_tokens_of_probation(suspected):
             raise self._blame(

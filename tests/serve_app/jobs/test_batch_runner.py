@@ -1,6 +1,9 @@
 """What the runner makes of batches whose ingress, file, clock or route fails."""
 
 import asyncio
+import json
+import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -9,9 +12,12 @@ import pytest
 
 from serve_app.config import JobsConfig, LimitsConfig
 from serve_app.http.standing import Standing
-from serve_app.jobs import batch_runner
-from serve_app.jobs.batch_runner import BatchRunner, Call, CallAnswer
-from serve_app.jobs.batches import LEASE_S, Batch, NewBatch, Result, Status
+from serve_app.jobs import batch_run, batch_runner, results
+from serve_app.jobs.batch import Batch, NewBatch, Result, Status
+from serve_app.jobs.batch_runner import BatchRunner
+from serve_app.jobs.batches import LEASE_S
+from serve_app.jobs.calls import AskRoute, Call, CallAnswer
+from serve_app.jobs.files import stored_bytes
 from serve_app.jobs.jobs import Jobs
 from serve_app.jobs.store import Store
 from tests.serve_app.jobs.test_store import Time, add
@@ -63,16 +69,16 @@ async def jobs(tmp_path: Path, time: Time) -> AsyncIterator[Jobs]:
         yield made
 
 
-async def create(jobs: Jobs) -> Batch:
-    file = await add(jobs.store, LINES.encode())
+async def create(jobs: Jobs, owner: str = "") -> Batch:
+    file = await add(jobs.store, LINES.encode(), owner)
     return await jobs.batches.create(
-        NewBatch("", "", "/v1/completions", file, "24h", 86400.0, None)
+        NewBatch(owner, owner, "/v1/completions", file, "24h", 86400.0, None)
     )
 
 
 @asynccontextmanager
 async def running(
-    jobs: Jobs, ask: batch_runner.AskRoute = answer, poll_s: float = 0.01
+    jobs: Jobs, ask: AskRoute = answer, poll_s: float = 0.01
 ) -> AsyncIterator[Counts]:
     counts = Counts()
     runner = BatchRunner(jobs, LimitsConfig(), ask, lambda _: Standing(), counts, poll_s=poll_s)
@@ -89,7 +95,7 @@ async def running(
 async def until(jobs: Jobs, batch: Batch, is_so: Callable[[Batch], bool]) -> Batch:
     async with asyncio.timeout(20):
         while not is_so(  # noqa: ASYNC110 - the store tells of no changes
-            found := await jobs.batches.find("", batch.id)
+            found := await jobs.batches.find(batch.owner, batch.id)
         ):
             await asyncio.sleep(0.01)
         return found
@@ -117,7 +123,7 @@ async def test_an_ingress_that_was_paused_leaves_the_files_of_the_next_alone(
             yield b"the first of the lines\n"
 
     async with opened(jobs.store.folder, time) as paused:
-        monkeypatch.setattr(paused.batches, "results", cut)
+        monkeypatch.setattr(paused.results, "lines", cut)
         async with running(paused, poll_s=NEVER_S) as counts:
             await is_paused.wait()
             time.now_s += LEASE_S + 1
@@ -138,10 +144,10 @@ async def test_results_are_read_some_bytes_at_a_time(jobs: Jobs) -> None:
     await create(jobs)
     batch = await jobs.batches.claim("a")
     assert batch is not None
-    results = [Result(line, line == 3, f"{line}" * 2**20) for line in range(1, 6)]
-    await jobs.batches.record("a", batch, results)
+    large = [Result(line, line == 3, f"{line}" * 2**20) for line in range(1, 6)]
+    await jobs.results.record("a", batch, large)
     for errors, lines in ((False, "1245"), (True, "3")):
-        pieces = [piece async for piece in jobs.batches.results(batch, errors=errors)]
+        pieces = [piece async for piece in jobs.results.lines(batch, errors=errors)]
         assert pieces == [f"{line * 2**20}\n".encode() for line in lines]
 
 
@@ -173,7 +179,7 @@ async def test_a_batch_whose_lines_all_have_results_is_completed_even_if_late(
     first = await jobs.batches.claim("a")
     assert first is not None
     await jobs.batches.begin("a", first, 3)
-    await jobs.batches.record("a", first, [Result(at, False, "{}") for at in (1, 2, 3)])
+    await jobs.results.record("a", first, [Result(at, False, "{}") for at in (1, 2, 3)])
     time.now_s = batch.due_s + 1
     async with running(jobs):
         found = await ended(jobs, batch)
@@ -189,7 +195,7 @@ async def test_a_batch_whose_file_is_gone_fails_and_keeps_what_it_has(
         first = await jobs.batches.claim("a")
         assert first is not None
         await jobs.batches.begin("a", first, 3)
-        await jobs.batches.record("a", first, [Result(1, False, "{}")])
+        await jobs.results.record("a", first, [Result(1, False, "{}")])
         await jobs.batches.release("a")
     jobs.files.path(batch.input_file_id).unlink()
     async with running(jobs):
@@ -296,3 +302,196 @@ async def test_batches_end_while_others_have_all_places(
         is_held.set()
         for each in (kept, waiting):
             assert (await ended(jobs, each)).status is Status.COMPLETED
+
+
+async def test_results_that_have_no_room_fail_their_batch_which_keeps_the_others(
+    tmp_path: Path, time: Time
+) -> None:
+    most = len(LINES) + 2000
+
+    async def long_answer(call: Call) -> CallAnswer:
+        return CallAnswer(200, b'"' + b"x" * 800 + b'"')
+
+    store = Store(tmp_path / "jobs", time, "this node")
+    jobs = Jobs(JobsConfig(max_stored_bytes=most, max_running_lines=1), store)
+    try:
+        batch = await create(jobs)
+        async with running(jobs, long_answer):
+            found = await ended(jobs, batch)
+        assert found.fault is not None
+        assert (found.status, found.fault.code) == (Status.FAILED, "job_limit_reached")
+        assert "jobs.max_stored_bytes" in found.fault.message
+        assert (await contents(jobs, found.output_file_id)).count(b"\n") == found.num_completed
+        stored = await store.read(lambda connection: stored_bytes(connection, ""))
+        contents_bytes = sum(path.stat().st_size for path in store.contents.iterdir())
+        assert 0 < found.num_completed < 3
+        assert stored == contents_bytes <= most
+    finally:
+        await store.close()
+
+
+async def test_a_line_with_which_replicas_are_lost_is_given_up_and_others_are_asked_on(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_run, "FIRST_WAIT_S", 0.0)
+    batch = await create(jobs)
+    calls = Counter[str]()
+
+    async def lost(call: Call) -> CallAnswer:
+        line = call.request_id[-1]
+        calls[line] += 1
+        if line == "1" or (line == "2" and calls[line] <= 2 * batch_run.MAX_LOSSES):
+            return CallAnswer(503, b'{"error": {"message": "lost"}}', lost_replicas=line == "1")
+        return await answer(call)
+
+    async with running(jobs, lost):
+        found = await ended(jobs, batch)
+    assert (found.status, found.num_completed, found.num_failed) == (Status.COMPLETED, 2, 1)
+    assert calls["1"] == batch_run.MAX_LOSSES
+    (error,) = (await contents(jobs, found.error_file_id)).splitlines()
+    response = json.loads(error)["response"]
+    assert (response["status_code"], response["body"]["error"]["message"]) == (503, "lost")
+
+
+async def test_the_losses_of_a_line_are_counted_over_all_ingresses(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_run, "FIRST_WAIT_S", 0.0)
+    batch = await create(jobs)
+    num_calls = 0
+    has_lost = asyncio.Event()
+
+    async def lost(call: Call) -> CallAnswer:
+        nonlocal num_calls
+        if not call.request_id.endswith("_1"):
+            return await answer(call)
+        num_calls += 1
+        if num_calls == batch_run.MAX_LOSSES - 1:
+            has_lost.set()
+        return CallAnswer(503, b'{"error": {}}', lost_replicas=True)
+
+    async with running(jobs, lost), asyncio.timeout(20):
+        await has_lost.wait()
+        await until(jobs, batch, lambda found: found.num_completed == 2)
+    async with running(jobs, lost):
+        found = await ended(jobs, batch)
+    assert (found.num_completed, found.num_failed) == (2, 1)
+    # The ingress may have been stopped between an answer and its note.
+    assert num_calls <= batch_run.MAX_LOSSES + 1
+
+
+@asynccontextmanager
+async def held_batches(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, places: int, owners: str
+) -> AsyncIterator[tuple[list[Batch], Callable[[], list[str]], asyncio.Event]]:
+    """Run batches whose lines wait for an event; yield them, whose run, and the event."""
+    monkeypatch.setattr(batch_runner, "MAX_RUNNING", places)
+    is_held = asyncio.Event()
+    asked = Counter[str]()
+
+    async def held(call: Call) -> CallAnswer:
+        owner = call.key_name or ""
+        asked[owner] += 1
+        try:
+            await is_held.wait()
+        finally:
+            asked[owner] -= 1
+        return await answer(call)
+
+    batches = [await create(jobs, owner) for owner in owners]
+    async with running(jobs, held):
+        yield batches, lambda: sorted(owner for owner, number in asked.items() if number), is_held
+
+
+async def test_places_are_shared_evenly_among_owners(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with held_batches(jobs, monkeypatch, 4, "aaaaaa") as (batches, whose, goes_on):
+        await eventually(lambda: whose() == ["a"])
+        batches += [await create(jobs, owner) for owner in "bbb"]
+        await eventually_of(jobs, lambda running: running == ["a", "a", "b", "b"])
+        goes_on.set()
+        for each in batches:
+            found = await ended(jobs, each)
+            assert (found.status, found.num_completed) == (Status.COMPLETED, 3)
+
+
+async def test_with_more_owners_than_places_each_has_its_turn(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_runner, "TURN_S", 0.1)
+    seen = set[str]()
+    async with held_batches(jobs, monkeypatch, 2, "abcd") as (batches, whose, goes_on):
+
+        def all_have_run() -> bool:
+            assert len(whose()) <= 2
+            seen.update(whose())
+            return seen == set("abcd")
+
+        await eventually(all_have_run)
+        goes_on.set()
+        for each in batches:
+            assert (await ended(jobs, each)).status is Status.COMPLETED
+
+
+async def test_an_owner_keeps_its_only_place_for_a_while(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with held_batches(jobs, monkeypatch, 1, "ab") as (batches, whose, goes_on):
+        await eventually(lambda: whose() == ["a"])
+        cancelled = await create(jobs, "c")
+        await jobs.batches.cancel("c", cancelled.id)
+        await ended(jobs, cancelled)  # turns have passed meanwhile
+        assert whose() == ["a"]
+        goes_on.set()
+        for each in batches:
+            await ended(jobs, each)
+
+
+async def test_rows_of_results_are_erased_after_the_end_some_at_a_time(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "RESULTS_BYTES", 1)
+    sizes: list[int] = []
+    write = jobs.store.write
+
+    async def noting(work: Callable[[sqlite3.Connection], object]) -> object:
+        before = await jobs.store.read(num_rows)
+        result = await write(work)
+        sizes.append(before - await jobs.store.read(num_rows))
+        return result
+
+    monkeypatch.setattr(jobs.store, "write", noting)
+    batch = await create(jobs)
+    async with running(jobs):
+        found = await ended(jobs, batch)
+        async with asyncio.timeout(20):
+            while await jobs.store.read(num_rows):  # noqa: ASYNC110 - the store tells of no changes
+                await asyncio.sleep(0.01)
+    assert (await contents(jobs, found.output_file_id)).count(b"\n") == 3
+    assert max(sizes) == 1
+
+
+def num_rows(connection: sqlite3.Connection) -> int:
+    (number,) = connection.execute("SELECT count(*) FROM results").fetchone()
+    return int(number)
+
+
+async def eventually(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110 - the runner tells of no changes
+            await asyncio.sleep(0.01)
+
+
+async def eventually_of(jobs: Jobs, is_so: Callable[[list[str]], bool]) -> None:
+    """Wait until it is so of the owners of batches that run."""
+
+    def running(connection: sqlite3.Connection) -> list[str]:
+        rows = connection.execute("SELECT owner FROM batches WHERE lease_owner IS NOT NULL")
+        return sorted(row["owner"] for row in rows)
+
+    async with asyncio.timeout(20):
+        while not is_so(  # noqa: ASYNC110 - the store tells of no changes
+            await jobs.store.read(running)
+        ):
+            await asyncio.sleep(0.01)

@@ -7,7 +7,8 @@ import pytest
 
 from deployments.contract.errors import JobConflictError, JobLimitError, JobNotFoundError
 from serve_app.config import JobsConfig
-from serve_app.jobs.batches import LEASE_S, Batch, LeaseLostError, NewBatch, Result, Status
+from serve_app.jobs.batch import Batch, NewBatch, Result, Status
+from serve_app.jobs.batches import LEASE_S, LeaseLostError
 from serve_app.jobs.jobs import Jobs
 from serve_app.jobs.store import Page, Store
 from tests.serve_app.jobs.test_store import Time, add
@@ -52,11 +53,11 @@ async def test_a_silent_ingress_loses_its_batch_and_can_write_nothing_more(
     assert second.status is Status.IN_PROGRESS
     assert await jobs.batches.renew("a", [first.id]) == {}
     with pytest.raises(LeaseLostError):
-        await jobs.batches.record("a", first, [Result(1, False, "late")])
+        await jobs.results.record("a", first, [Result(1, False, "late")])
     with pytest.raises(LeaseLostError):
         await jobs.batches.end("a", first, Status.CANCELLED)
-    await jobs.batches.record("b", second, [Result(1, False, "once")])
-    assert [some async for some in jobs.batches.results(second, errors=False)] == [b"once\n"]
+    await jobs.results.record("b", second, [Result(1, False, "once")])
+    assert [some async for some in jobs.results.lines(second, errors=False)] == [b"once\n"]
 
 
 async def test_a_renewed_lease_is_kept(jobs: Jobs, time: Time) -> None:
@@ -74,12 +75,12 @@ async def test_a_line_has_one_result_and_is_counted_once(jobs: Jobs) -> None:
     batch = await jobs.batches.claim("a")
     assert batch is not None
     first = [Result(1, False, "one"), Result(2, True, "two")]
-    assert await jobs.batches.record("a", batch, first) == first
+    assert await jobs.results.record("a", batch, first) == first
     again = [Result(2, False, "other"), Result(3, False, "three")]
-    assert await jobs.batches.record("a", batch, again) == again[1:]
+    assert await jobs.results.record("a", batch, again) == again[1:]
     found = await jobs.batches.find("", batch.id)
     assert (found.num_completed, found.num_failed) == (2, 1)
-    assert await jobs.batches.lines_done(batch) == {1, 2, 3}
+    assert await jobs.results.done(batch) == {1, 2, 3}
 
 
 async def test_the_owner_with_the_fewest_batches_here_is_next(jobs: Jobs) -> None:

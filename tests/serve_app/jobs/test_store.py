@@ -171,7 +171,7 @@ async def test_another_version_is_refused_and_named(store: Store, folder: Path) 
         connection.execute("PRAGMA user_version = 7")
     connection.close()
     with pytest.raises(
-        JobsUnavailableError, match="has version 7, and this server reads version 1"
+        JobsUnavailableError, match="has version 7, and this server reads version 2"
     ):
         await other.read(count)
     await other.close()

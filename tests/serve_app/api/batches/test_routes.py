@@ -11,8 +11,13 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from deployments.contract.errors import GenerationFailedError, OverloadedError
+from deployments.contract.errors import (
+    GenerationFailedError,
+    OverloadedError,
+    ReplicaUnavailableError,
+)
 from serve_app.config import MAX_PRIORITY, JobsConfig
+from serve_app.jobs import batch_run
 from serve_app.jobs.jobs import Jobs
 from serve_app.keys.api_keys import KeyRing
 from tests.serve_app.api.files.test_routes import upload
@@ -195,6 +200,40 @@ async def test_a_line_that_fails_is_not_asked_again(backend: FakeBackend, folder
         errors = await results(client, batch["error_file_id"])
     assert errors["a"]["response"]["body"]["error"]["code"] == "generation_failed"
     assert len(backend.requests) == 1
+
+
+async def test_a_line_that_loses_replicas_is_given_up(
+    backend: FakeBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_run, "MAX_LOSSES", 1)
+    backend.refusal = ReplicaUnavailableError("The model's replica is lost.")
+    limits, jobs = {"failover_timeout_s": 0.05}, {"folder": str(folder)}
+    async with running(make_app(backend, limits=limits, jobs=jobs)) as client:
+        batch = await run(client, line("a"))
+        errors = await results(client, batch["error_file_id"])
+    assert batch["request_counts"] == {"total": 1, "completed": 0, "failed": 1}
+    response = errors["a"]["response"]
+    assert (response["status_code"], response["body"]["error"]["code"]) == (
+        503,
+        "replica_unavailable",
+    )
+
+
+async def test_a_batch_without_room_for_results_is_refused(
+    backend: FakeBackend, folder: Path
+) -> None:
+    text = line("a" * 400).encode()
+    max_stored_bytes = max(1024, len(text))
+    async with running(app_of(backend, folder, max_stored_bytes=max_stored_bytes)) as client:
+        file = await upload(client, text + b" " * (max_stored_bytes - len(text)))
+        body = {
+            "input_file_id": file["id"],
+            "endpoint": COMPLETIONS,
+            "completion_window": "24h",
+        }
+        refused = await client.post(BATCHES, json=body)
+    assert refused.status_code == 403
+    assert "jobs.max_stored_bytes" in refused.json()["error"]["message"]
 
 
 async def test_a_bounded_number_runs_at_once(backend: FakeBackend, folder: Path) -> None:
