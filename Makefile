@@ -16,6 +16,10 @@ STAMP := .venv/.installed
 VLLM := .venv-vllm/.installed
 # Tests of both engines, besides those of the clients.
 NEUTRAL := $(shell grep -l 'engine_name: EngineName' -r tests/deployments tests/faults tests/serve_app --include='test_*.py')
+# Tests of vLLM itself, and those of them that start engines in processes of their own.
+ONLY_VLLM = $(shell grep -lE 'mark\.vllm' tests/vllm_engine/test_*.py)
+STARTING = $(shell grep -lE 'VllmEngine|VllmPooler|AsyncLLM|running_engine' $(ONLY_VLLM))
+IN_VLLM := nice -n 10 .venv-vllm/bin/python -m pytest -q -m 'vllm and not processes and not soak'
 BENCHMARKS := $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/instant_%,$(shell grep -l __main__ benchmarks/*.py))) classification shares
 
 .PHONY: help serve vllm test test-vllm quick soak check format models bench lock k8s dashboards table docs docs-check vendor clean
@@ -52,23 +56,25 @@ serve: $(SERVING) ## serve the embedded models on http://127.0.0.1:8000 until Ct
 
 vllm: $(VLLM) ## make .venv-vllm, in which models with `engine: vllm` run
 
-# Two processes: the tests of one mostly wait for Ray, so the other computes meanwhile. OpenMP's
-# threads would wait for each other by spinning, and take the time of the other process.
+# Two processes: the tests of one mostly wait for Ray, so the other computes meanwhile, and gives way to it
+# (tests/conftest.py). OpenMP's threads would wait for each other by spinning, and take the other's time.
 test: $(STAMP) ## run all tests but those of `make soak`; TIMINGS=1 shows where the time goes
 	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --rerun-processes \
 		$(if $(TIMINGS),-p tests.timings --durations=0)
 
-# Tests that import vLLM run in its environment, and those of whole servers in raystream's. Each file
-# has a process of its own: vLLM reads how it logs and runs once, when it is imported.
+# Tests that import vLLM run in its environment, and those of whole servers in raystream's. A file that
+# starts engines has a process of its own: vLLM reads how it logs and runs once, when it is imported. The
+# longest come first, and give way to the servers, which wait for Ray as in `test`.
 test-vllm: $(STAMP) $(VLLM) ## run the tests that need vLLM, in at most 8 minutes
 	@.venv-vllm/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
 		--constraint requirements-vllm.lock pytest pytest-asyncio pytest-xdist hypothesis
-	@{ for files in "$(NEUTRAL)" tests/clients; do \
-			echo "-p tests.vllm_engine.beside -W ignore $$files"; done; \
-		grep -l 'mark\.vllm' tests/vllm_engine/test_*.py | sed 's/^/--confcutdir=tests\/vllm_engine /'; \
-	} | GOMP_SPINCOUNT=0 xargs -P 2 -L 1 \
-		.venv-vllm/bin/python -m pytest -q -m 'vllm and not processes and not soak'
-	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -m 'vllm and processes and not soak' tests/vllm_engine
+	@{ \
+		echo "$(BIN)/python -m pytest -q -m 'vllm and processes and not soak' tests/vllm_engine"; \
+		for files in "$(NEUTRAL)" tests/clients; do \
+			echo "$(IN_VLLM) -p tests.vllm_engine.beside -W ignore $$files"; done; \
+		for files in $(STARTING) "$(filter-out $(STARTING),$(ONLY_VLLM))"; do \
+			echo "$(IN_VLLM) --confcutdir=tests/vllm_engine $$files"; done; \
+	} | GOMP_SPINCOUNT=0 xargs -P 2 -L 1 env
 
 quick: $(STAMP) ## run the tests that need no other program and no more than a second each
 	@$(BIN)/python -m pytest -n 2 --ignore=tests/ray --ignore=tests/clients --ignore=tests/k8s/live \

@@ -48,6 +48,13 @@ MARKS = {
     "tests/serve_app/playground/test_browser_": (pytest.mark.browser, pytest.mark.slow),
 }
 """Marks of all tests whose names begin so."""
+RAY_NICENESS = 5
+OTHERS_NICENESS = 10
+"""What Ray's workers, and each process of pytest from its first test without a Ray on, add to their
+niceness. Beside others on the same core, a replica that starts then has three quarters of it.
+"""
+HAS_GIVEN_WAY = pytest.StashKey[bool]()
+"""Whether this process of pytest has added to its niceness."""
 HAD_RAY = pytest.StashKey[bool]()
 """Whether a Ray ran in this process before the test."""
 
@@ -56,7 +63,8 @@ LOADING = ("tests/clients/",)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let CI draw the same examples in each run, but for the soak tests."""
+    """Let CI draw the same examples in each run, but for the soak tests; set Ray's niceness."""
+    os.environ["RAY_worker_niceness"] = str(RAY_NICENESS)  # noqa: SIM112 - Ray's own spelling
     if "CI" in os.environ and not config.getoption("markexpr").startswith("soak"):
         settings.load_profile("raystream-ci")
 
@@ -65,7 +73,7 @@ class ServingApart(LoadFileScheduling):  # type: ignore[misc] # xdist ships no t
     """Gives each process whole files, and all tests that need a Ray to the same process.
 
     Two Rays at once would starve each other on two cores. The tests of one wait most of the time,
-    so the other processes compute meanwhile.
+    so the other processes compute meanwhile; they give way to it (`give_way`).
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -104,8 +112,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Serving
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if not item.nodeid.startswith(SERVING):
+        give_way(item.config)
     need_programs(item)
     item.stash[HAD_RAY] = has_ray()
+
+
+def give_way(config: pytest.Config) -> None:
+    """Let the Ray of another process of pytest go first, from now on."""
+    is_one_of_several = hasattr(config, "workerinput")
+    if is_one_of_several and not config.stash.get(HAS_GIVEN_WAY, False):
+        config.stash[HAS_GIVEN_WAY] = True
+        os.nice(OTHERS_NICENESS)
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,6 +1,7 @@
 """What each target installs, and that other programs run what its targets run."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -90,17 +91,35 @@ def test_a_change_of_the_packages_is_installed_by_whichever_target_comes_next(
 
 
 def test_pre_commit_runs_what_make_check_runs() -> None:
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    hooks = [hook["entry"] for hook in repository["hooks"]]
+    assert hooks
+    assert commands_of("check").splitlines()[-len(hooks) :] == hooks
+
+
+def test_each_file_that_needs_vllm_runs_once_and_beside_others_only_if_it_starts_no_engine() -> (
+    None
+):
+    commands = commands_of("test-vllm")
+    files = (ROOT / "tests/vllm_engine").glob("test_*.py")
+    names = [f"tests/vllm_engine/{each.name}" for each in files if "mark.vllm" in each.read_text()]
+    assert len(names) > 6
+    assert [name for name in names if commands.count(name) != 1] == []
+    (sharing,) = re.findall(r'"(tests/vllm_engine/[^"]*)"', commands)
+    assert "tests/vllm_engine/test_draws.py" in sharing.split()
+    assert "tests/vllm_engine/test_engine.py" not in sharing.split()
+
+
+def commands_of(target: str) -> str:
+    """Return what make would run for a target of the repository."""
     made = subprocess.run(
-        ["make", "--no-print-directory", "--dry-run", "--always-make", "check"],
+        ["make", "--no-print-directory", "--dry-run", "--always-make", target],
         cwd=ROOT,
         check=True,
         capture_output=True,
         text=True,
     )
-    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    hooks = [hook["entry"] for hook in repository["hooks"]]
-    assert hooks
-    assert made.stdout.splitlines()[-len(hooks) :] == hooks
+    return made.stdout
 
 
 def test_ci_on_github_runs_what_ci_runs_elsewhere() -> None:

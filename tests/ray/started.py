@@ -12,7 +12,7 @@ import httpx
 from serve_app.commands.run.announcement import is_ready
 from tests.ray.serve_run import WITH_SIGNALS, wait_until
 
-DEADLINE_S = 240
+DEADLINE_S = 400
 
 
 @contextmanager
