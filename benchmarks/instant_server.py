@@ -2,7 +2,7 @@
 
 `benchmarks.front_door` runs this, and an older commit's file of the same name.
 
-Run: python -m benchmarks.instant_server PORT
+Run: python -m benchmarks.instant_server PORT [FOLDER_OF_JOBS]
 """
 
 import asyncio
@@ -60,15 +60,20 @@ class InstantBackend:
         return InstantStream() if isinstance(request, GenerationRequest) else DESCRIPTION
 
 
-def application() -> FastAPI:
-    """Return the ingress's application with one model, the instant one."""
-    config = AppConfig.model_validate({"models": [{"id": "instant", "source": "nowhere"}]})
+def application(jobs: str | None = None) -> FastAPI:
+    """Return the ingress's application with one model, the instant one.
+
+    Args:
+        jobs: The folder of files and batches; None keeps none.
+    """
+    models = [{"id": "instant", "source": "nowhere"}]
+    config = AppConfig.model_validate({"models": models, "jobs": {"folder": jobs}})
     return build_app(AppParts(config, {"instant": InstantBackend()}))
 
 
 def main() -> None:
     """Serve until a signal."""
-    app = application()
+    app = application(*sys.argv[2:])
     # Ray Serve's own settings for its proxy and ingress, as far as they matter for speed.
     uvicorn.run(
         app, host="127.0.0.1", port=int(sys.argv[1]), loop="uvloop", access_log=False, log_level=40

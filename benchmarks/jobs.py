@@ -1,4 +1,6 @@
-"""How long a list and a look at a batch take with many of them in the store, and the memory.
+"""How long lists and looks take with many batches in the store, over HTTP too, and the memory.
+
+Over HTTP a line says how its 95th percentile relates to `/health`'s, which reads no store.
 
 python -m benchmarks.jobs [NUM_BATCHES]
 """
@@ -7,18 +9,24 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 
+import httpx
 import psutil
 from rich.console import Console
 
+from benchmarks.free_port import free_port
 from serve_app.config import JobsConfig
 from serve_app.jobs.jobs import Jobs
 from serve_app.jobs.store import Page, Store
 
 NUM_CALLS = 500
+GOAL_MS = 20.0
+START_S = 120
 
 
 async def fill(jobs: Jobs, num_batches: int) -> list[str]:
@@ -53,6 +61,55 @@ async def p95_ms(call: Callable[[], Awaitable[object]]) -> float:
     return sorted(taken)[NUM_CALLS * 95 // 100] * 1000
 
 
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve the jobs of a folder by the application in another process; yield a client."""
+    port = free_port()
+    command = (sys.executable, "-m", "benchmarks.instant_server", str(port), str(folder))
+    process = await asyncio.create_subprocess_exec(*command)
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            async with asyncio.timeout(START_S):
+                while not await is_up(client):  # noqa: ASYNC110 - another process starts
+                    await asyncio.sleep(0.1)
+            yield client
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def is_up(client: httpx.AsyncClient) -> bool:
+    """Whether the server answers."""
+    try:
+        return (await client.get("/health")).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+async def measure_http(folder: Path, ids: list[str], console: Console) -> None:
+    """Print a line for each kind of request, beside one that reads no store."""
+    random = Random(0)
+    async with served(folder) as client:
+
+        async def get(path: Callable[[], str]) -> None:
+            (await client.get(path())).raise_for_status()
+
+        calls: dict[str, Callable[[], str]] = {
+            "a list of 20 batches": lambda: "/v1/batches",
+            "a list from the middle": lambda: f"/v1/batches?after={random.choice(ids)}",
+            "a batch": lambda: f"/v1/batches/{random.choice(ids)}",
+            "a list of 100 files": lambda: "/v1/files?limit=100",
+        }
+        idle_ms = await p95_ms(partial(get, lambda: "/health"))
+        console.print(f"over HTTP, /health: p95 {idle_ms:.2f} ms")
+        for name, path in calls.items():
+            taken_ms = await p95_ms(partial(get, path))
+            console.print(
+                f"over HTTP, {name}: p95 {taken_ms:.2f} ms (goal {GOAL_MS:g}), "
+                f"{taken_ms / idle_ms:.1f} times /health"
+            )
+
+
 async def measure(num_batches: int) -> None:
     """Print a line for each kind of call."""
     console = Console(highlight=False)
@@ -71,6 +128,7 @@ async def measure(num_batches: int) -> None:
         }
         for name, call in calls.items():
             console.print(f"{name}: p95 {await p95_ms(call):.2f} ms")
+        await measure_http(Path(folder) / "jobs", ids, console)
         grown = psutil.Process().memory_info().rss - before
         console.print(f"memory grew by {grown / 2**20:.1f} MiB")
         await jobs.store.close()

@@ -33,6 +33,10 @@ class ChatError(Exception):
     """The server can't be asked, or does not answer; the message says what to do."""
 
 
+class UnavailableError(ChatError):
+    """The same request may succeed later: the server is starting, full, or was cut off."""
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """How many tokens a request has taken."""
@@ -183,13 +187,13 @@ class ChatClient:
         except aiohttp.ClientConnectorCertificateError as error:
             raise ChatError(f"the certificate of {self.url} is not valid: {error}") from error
         except aiohttp.ClientConnectorError as error:
-            raise ChatError(NO_ANSWER.format(url=self.url)) from error
+            raise UnavailableError(NO_ANSWER.format(url=self.url)) from error
         except TimeoutError as error:
-            raise ChatError(f"{self.url} does not answer in time") from error
+            raise UnavailableError(f"{self.url} does not answer in time") from error
         except OversizedEventError as error:
             raise ChatError(f"{self.url} sends {error}") from error
         except aiohttp.ClientError as error:
-            raise ChatError(LOST) from error
+            raise UnavailableError(LOST) from error
 
     async def _refuse(self, response: aiohttp.ClientResponse) -> NoReturn:
         message = _message_of(await response.text(errors="replace"))
@@ -199,7 +203,7 @@ class ChatClient:
             message += f" ({KEY_HINT})"
         elif retry_after is not None and f"{retry_after} s" not in message:
             message += f" (try again in {retry_after} s)"
-        raise ChatError(message)
+        raise (UnavailableError if status == 429 or status >= 500 else ChatError)(message)
 
 
 def _api_url(url: str) -> str:

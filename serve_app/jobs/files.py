@@ -221,13 +221,15 @@ class Files:
             JobNotFoundError: `page.after` is none of the owner's.
             JobsUnavailableError: The store can't be read.
         """
-        found = await self._store.read(
-            lambda connection: page_of(connection, "files", owner, page, purpose)
-        )
+
+        def read(connection: sqlite3.Connection) -> tuple[list[StoredFile], bool] | None:
+            found = page_of(connection, "files", owner, page, purpose)
+            return None if found is None else ([StoredFile.of(row) for row in found[0]], found[1])
+
+        found = await self._store.read(read)
         if found is None:
             raise no_file(page.after or "", "after")
-        rows, has_more = found
-        return [StoredFile.of(row) for row in rows], has_more
+        return found
 
     async def delete(self, owner: str, id_: str) -> None:
         """Erase a file.

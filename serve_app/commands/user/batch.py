@@ -4,20 +4,29 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from serve_app.client.batch_client import BatchClient, BatchState
-from serve_app.client.chat_client import ChatClient, ChatError
+from serve_app.client.chat_client import ChatClient, ChatError, UnavailableError
 from serve_app.commands.run.server_record import own_servers
 from serve_app.commands.user.chat.chat import INTERRUPTED, url_of_own
 from serve_app.commands.user.chat.screens import harmless
 
 POLL_S: Final = 1.0
+
+MAX_WAIT_S: Final = 30.0
+"""The longest wait before a server that did not answer is asked again; the waits double."""
+
+GIVE_UP_S: Final = 1800.0
+"""How long a server may be silent: a redeploy or a new node takes minutes. The batch goes on."""
+
+T = TypeVar("T")
 
 ID_PREFIX: Final = "batch_"
 """What a batch's id begins with, and hardly any file's name."""
@@ -50,6 +59,8 @@ def run_batch(
         sys.stderr.write(f"Error: {harmless(str(error))}\n")
     except OSError as error:
         sys.stderr.write(f"Error: {error.filename}: {error.strerror}\n")
+    if begun:
+        console.print(f"to have the results of {begun[0]}: raystream batch {begun[0]}")
     return 1
 
 
@@ -77,9 +88,7 @@ async def _run(
     files = {output: batch.output_file_id, _errors_beside(output): batch.error_file_id}
     for path, file_id in files.items():
         if file_id is not None:
-            with path.open("wb") as written:
-                async for piece in client.contents(file_id):
-                    written.write(piece)
+            await _until_answered(partial(_download, client, file_id, path), console)
     console.print(
         f"{batch.id} is {batch.status}: {batch.completed} answers, {batch.failed} errors"
         + (f" ({harmless(batch.fault)})" if batch.fault else "")
@@ -112,7 +121,44 @@ async def _wait(client: BatchClient, batch: BatchState, console: Console) -> Bat
             if batch.has_ended:
                 return batch
             await asyncio.sleep(POLL_S)
-            batch = await client.find(batch.id)
+            batch = await _until_answered(partial(client.find, batch.id), progress.console)
+
+
+async def _download(client: BatchClient, file_id: str, path: Path) -> None:
+    """Write a file beside its place, and put it there once it is whole.
+
+    Raises:
+        ChatError: The server refuses it, or can't be asked.
+        OSError: The file can't be written.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("wb") as written:
+            async for piece in client.contents(file_id):
+                written.write(piece)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+async def _until_answered(ask: Callable[[], Awaitable[T]], console: Console) -> T:
+    """Ask a server until it answers, waiting longer each time: it may be deployed anew.
+
+    Raises:
+        ChatError: It refuses the request, or has not answered for `GIVE_UP_S`.
+        OSError: See `ask`.
+    """
+    loop = asyncio.get_running_loop()
+    give_up_s, wait_s = loop.time() + GIVE_UP_S, POLL_S
+    while True:
+        try:
+            return await ask()
+        except UnavailableError as error:
+            if loop.time() + wait_s > give_up_s:
+                raise
+            console.print(f"{harmless(str(error))}; asked again in {wait_s:g} s")
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, MAX_WAIT_S)
 
 
 def _endpoint(file: Path) -> str:
