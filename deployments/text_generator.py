@@ -1,8 +1,11 @@
 """TextGenerator: a model on our own engine, as a Serve deployment."""
 
-from deployments.generator.async_engine import AsyncEngine
-from deployments.generator.placed_engine import PlacedEngine, place_engine
-from deployments.generator_replica import GeneratorReplica
+from deployments.replica.uncollected_imports import uncollected_imports
+
+with uncollected_imports():
+    from deployments.generator.async_engine import AsyncEngine
+    from deployments.generator.placed_engine import PlacedEngine, place_engine
+    from deployments.generator_replica import GeneratorReplica
 
 
 class TextGenerator(GeneratorReplica):

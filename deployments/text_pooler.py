@@ -7,33 +7,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from deployments.compute.device_errors import is_fatal, is_out_of_memory
-from deployments.compute.work_watch import max_work_s
-from deployments.contract.pooling import PoolingRequest, TextPair
-from deployments.contract.telemetry.start_progress import StartProgress
-from deployments.contract.unsupported_model import UnsupportedModelError
-from deployments.device.device import MemoryDevice
-from deployments.plan.memory_budget import GIB
-from deployments.plan.replica_plan import ReplicaPlan
-from deployments.plan.replica_report import MeasuredMemory, MemoryPlan
-from deployments.pooler_replica import PoolerReplica
-from deployments.pooling.device_worker import DeviceWorker
-from deployments.pooling.embedder import Embedder
-from deployments.pooling.lanes import choose_num_lanes
-from deployments.pooling.model_loader import LoadedPooler, load_pooler
-from deployments.pooling.model_outline import load_config
-from deployments.pooling.pooling_model import Layout, PoolingModel
-from deployments.pooling.pooling_worker import PoolerFacts, PoolingWorker
-from deployments.pooling.request_queue import TokenIds
-from deployments.pooling.text_encoder import EncodedTexts, TextEncoder
-from deployments.replica.device_share import (
-    load_onto_share,
-    log_sizes,
-    measure_memory,
-    plan_share,
-    require_memory,
-)
-from deployments.replica.start_phases import EndPhase
+from deployments.replica.uncollected_imports import uncollected_imports
+
+with uncollected_imports():
+    from deployments.compute.device_errors import is_fatal, is_out_of_memory
+    from deployments.compute.work_watch import max_work_s
+    from deployments.contract.pooling import PoolingRequest, TextPair
+    from deployments.contract.telemetry.start_progress import StartProgress
+    from deployments.contract.unsupported_model import UnsupportedModelError
+    from deployments.device.device import MemoryDevice
+    from deployments.plan.memory_budget import GIB
+    from deployments.plan.replica_plan import ReplicaPlan
+    from deployments.plan.replica_report import MeasuredMemory, MemoryPlan
+    from deployments.pooler_replica import PoolerReplica
+    from deployments.pooling.device_worker import DeviceWorker
+    from deployments.pooling.embedder import Embedder
+    from deployments.pooling.lanes import choose_num_lanes
+    from deployments.pooling.model_loader import LoadedPooler, load_pooler
+    from deployments.pooling.model_outline import load_config
+    from deployments.pooling.pooling_model import Layout, PoolingModel
+    from deployments.pooling.pooling_worker import PoolerFacts, PoolingWorker
+    from deployments.pooling.request_queue import TokenIds
+    from deployments.pooling.text_encoder import EncodedTexts, TextEncoder
+    from deployments.replica.device_share import (
+        load_onto_share,
+        log_sizes,
+        measure_memory,
+        plan_share,
+        require_memory,
+    )
+    from deployments.replica.start_phases import EndPhase
 
 LARGE_MODEL_BYTES = 32 * 2**20
 """From this size on, computing a text of a hundred tokens takes longer than its way over HTTP."""

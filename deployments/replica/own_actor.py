@@ -19,7 +19,7 @@ EXIT_S = 1.0
 
 def own_actor_name() -> str | None:
     """Return the name of the actor that this process is; None if it is none."""
-    return get_runtime_context().get_actor_name() if _is_actor() else None
+    return get_runtime_context().get_actor_name() if is_actor() else None
 
 
 def end_own_actor() -> None:
@@ -27,7 +27,7 @@ def end_own_actor() -> None:
 
     Call it in a method of the actor. It raises what makes Ray end the process.
     """
-    if not _is_actor():
+    if not is_actor():
         return
     last_resort = threading.Timer(EXIT_S, os._exit, (1,))
     last_resort.daemon = True
@@ -35,7 +35,8 @@ def end_own_actor() -> None:
     exit_actor()  # type: ignore[no-untyped-call] # Ray leaves it untyped
 
 
-def _is_actor() -> bool:
+def is_actor() -> bool:
+    """Return whether this process is an actor."""
     return ray.is_initialized() and get_runtime_context().get_actor_id() is not None
 
 

@@ -59,13 +59,13 @@ class RowAttentionKernel:
     make_arguments = ctypes.c_int64 * len(ARGUMENTS)
 
     def __init__(self, shape: HeadShape) -> None:
-        """Compile for this machine, in about 0.3 s.
+        """Compile for this machine, the first time in about 0.3 s.
 
         Args:
             shape: A shape with `lanes`.
         """
         self.shape = shape
-        self._code = MachineCode(emit_kernel(shape), optimize=True)
+        self._code = MachineCode.emitted(emit_kernel, shape, optimize=True)
         self.address = self._code.address_of(NAME)
 
 

@@ -1,0 +1,64 @@
+"""Holds what the modules of a replica import: each start of a model that slept waits for them."""
+
+import subprocess
+import sys
+
+import pytest
+
+LOADING = ("deployments.text_generator", "deployments.text_pooler")
+"""The modules of the replicas that load a model themselves."""
+
+HEAVY = (
+    *("IPython", "matplotlib", "pandas", "sklearn", "sentence_transformers", "numba", "networkx"),
+    *("accelerate", "datasets", "peft", "tensorflow", "torchvision", "torchaudio"),
+    *("openai", "llguidance", "llvmlite", "triton", "vllm"),
+    *("ray.data", "ray.train", "ray.tune", "ray.llm", "serve_app", "loadtest", "rich"),
+    *("aiohttp", "torch.export._trace", "torch._inductor.compile_fx"),
+)
+"""Modules that take long to import, and that a replica needs late or never.
+
+llvmlite, llguidance and Triton are imported by what uses them.
+"""
+
+BUDGET = """
+import sys
+import {module}
+print(*(name for name in {heavy!r} if name in sys.modules))
+"""
+
+COLLECTED = """
+import gc, sys
+
+from deployments.replica import own_actor
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "transformers", "ray.serve"):
+            print(name, gc.isenabled())
+
+own_actor.is_actor = lambda: True
+sys.meta_path.insert(0, Watch())
+import {module}
+print("then", gc.isenabled())
+"""
+
+
+def printed(program: str, **names: object) -> set[str]:
+    """Run a program in a process of its own and return its lines."""
+    command = [sys.executable, "-c", program.format(**names)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [*LOADING, "deployments.vllm_generator"])
+def test_a_replica_starts_without_heavy_modules(module: str) -> None:
+    assert printed(BUDGET, module=module, heavy=HEAVY) == {""}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", LOADING)
+def test_the_collector_rests_while_an_actor_imports_what_is_large(module: str) -> None:
+    expected = {"ray.serve False", "torch False", "transformers False", "then True"}
+    assert printed(COLLECTED, module=module) == expected
