@@ -157,17 +157,20 @@ class Cuts:
 
 
 class Router:
-    """A model with several replicas, which take requests in turn."""
+    """A model with several replicas, which take requests in turn.
+
+    A test may replace `backends` while streams run.
+    """
 
     def __init__(self, backends: Sequence[Backend]) -> None:
-        self._backends = backends
+        self.backends = backends
         self._num_requests = 0
 
     async def send(self, request: Request[Any]) -> Any:
         if not isinstance(request, GenerationRequest):
-            return await self._backends[0].send(request)
+            return await self.backends[0].send(request)
         self._num_requests += 1
-        return await self._backends[self._num_requests % len(self._backends)].send(request)
+        return await self.backends[self._num_requests % len(self.backends)].send(request)
 
 
 @contextmanager
@@ -191,8 +194,11 @@ async def client_of_all(
         backends = [
             await stack.enter_async_context(aclosing(local_backend(each))) for each in generators
         ]
-        app: Any = build_app(AppParts(config, {"m": Router(backends)}))
-        transport = httpx.ASGITransport(app)
-        yield await stack.enter_async_context(
-            httpx.AsyncClient(transport=transport, base_url="http://test", timeout=None)
-        )
+        yield await stack.enter_async_context(client_of(Router(backends), config))
+
+
+def client_of(model: Backend, config: AppConfig) -> httpx.AsyncClient:
+    """Return a client of the application with this model as `m`."""
+    app: Any = build_app(AppParts(config, {"m": model}))
+    transport = httpx.ASGITransport(app)
+    return httpx.AsyncClient(transport=transport, base_url="http://test", timeout=None)
