@@ -11,6 +11,9 @@ from tests.clients.questions import NARROW
 from tests.clients.served_models import shipped_with_narrow
 from tests.ray.serve_run import Server
 
+UNASKED = ("pydoc-detector", "pydoc-search")
+"""Models of the shipped file that are only listed; the start of a replica takes ten seconds."""
+
 
 def config() -> dict[str, Any]:
     """Return the shipped configuration with a second, narrow model, and a window into both."""
@@ -28,8 +31,12 @@ def config() -> dict[str, Any]:
 
 @pytest.fixture(scope="package")
 def server(changing_server: ChangingServer) -> Server:
-    """Serve these tests' file as `make serve` does."""
-    return changing_server.serve(config())
+    """Serve these tests' file as `make serve` does; the models that no test asks sleep."""
+    document = config()
+    for section in document["applications"][0]["deployments"]:
+        if section["name"] in UNASKED:
+            section["autoscaling_config"]["min_replicas"] = 0
+    return changing_server.serve(document)
 
 
 @pytest.fixture
