@@ -115,11 +115,11 @@ class IngressMetrics:
             self.store.gauge(PARKED.name, model_id)
 
     def count_line(self, *, is_error: bool) -> None:
-        """Count a batch's line; see `batch_runner.Meter`."""
+        """Count a batch's line; see `batch_run.Meter`."""
         self.store.counter(BATCH_LINES.name, "error" if is_error else "answer").inc()
 
     def running_batches(self, number: int) -> None:
-        """Note how many batches run; see `batch_runner.Meter`."""
+        """Note how many batches run; see `batch_run.Meter`."""
         self.store.gauge(RUNNING_BATCHES.name).set(number)
 
     def count_prompt(self, record: RequestRecord, num_tokens: int) -> None:

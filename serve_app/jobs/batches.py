@@ -1,9 +1,8 @@
-"""Batches: their rows in the store, the states they pass through, and the results of their lines.
+"""Batches: their rows in the store, who may run one, and the states they pass through.
 
 A batch is run by one ingress at a time, which holds its lease and renews it. If that ingress dies,
-the lease runs out and another takes the batch over. A line's result and the batch's counts are
-committed together, and only by the holder of the lease; the result's key is its line. So a line may
-run twice, but has one result.
+the lease runs out and another takes the batch over. Only the holder of the lease may write what
+becomes of the batch, or of its lines (`results`), and each such transaction checks that.
 """
 
 import json
@@ -146,11 +145,7 @@ class Batches:
             ).fetchone()
             if not is_idle:
                 return batch
-            connection.execute(
-                "UPDATE batches SET expires_s = ?, lease_owner = NULL WHERE number = ?",
-                (now_s + self._config.expires_after_s, batch.number),
-            )
-            return _moved(connection, batch, Status.CANCELLED, now_s)
+            return self._ended(connection, batch, Status.CANCELLED, now_s)
 
         return await self._store.write(cancel)
 
@@ -322,19 +317,17 @@ class Batches:
                 raise LeaseLostError(f"it is {found.status}")
             for file in filter(None, (output, error)):
                 file.insert(connection)
-            connection.execute("DELETE FROM losses WHERE batch = ?", (batch.number,))
             connection.execute(
-                "UPDATE batches SET output_file_id = ?, error_file_id = ?, fault = ?, "
-                "expires_s = ?, lease_owner = NULL WHERE number = ?",
+                "UPDATE batches SET output_file_id = ?, error_file_id = ?, fault = ? "
+                "WHERE number = ?",
                 (
                     None if output is None else output.id,
                     None if error is None else error.id,
                     None if fault is None else json.dumps(asdict(fault)),
-                    now_s + self._config.expires_after_s,
                     batch.number,
                 ),
             )
-            _moved(connection, found, status, now_s)
+            self._ended(connection, found, status, now_s)
 
         await self._store.write(end)
 
@@ -358,6 +351,17 @@ class Batches:
         await self._store.read(
             lambda connection: connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         )
+
+    def _ended(
+        self, connection: sqlite3.Connection, batch: Batch, status: Status, now_s: float
+    ) -> Batch:
+        """Move a batch to its last state, and return it; no ingress holds it then."""
+        connection.execute("DELETE FROM losses WHERE batch = ?", (batch.number,))
+        connection.execute(
+            "UPDATE batches SET expires_s = ?, lease_owner = NULL WHERE number = ?",
+            (now_s + self._config.expires_after_s, batch.number),
+        )
+        return _moved(connection, batch, status, now_s)
 
 
 def _free(

@@ -116,6 +116,16 @@ async def test_an_end_needs_the_state_before_it(jobs: Jobs) -> None:
     assert list(found.moments) == ["cancelling", "cancelled"]
 
 
+async def test_a_batch_that_is_cancelled_at_once_leaves_no_losses(jobs: Jobs) -> None:
+    await create(jobs)
+    batch = await jobs.batches.claim("a")
+    assert batch is not None
+    await jobs.results.note_loss("a", batch, 1)
+    await jobs.batches.release("a")
+    assert (await jobs.batches.cancel("", batch.id)).status is Status.CANCELLED
+    assert await jobs.store.read(lambda rows: rows.execute("SELECT * FROM losses").fetchall()) == []
+
+
 async def test_a_file_stays_while_a_batch_reads_it(jobs: Jobs) -> None:
     file = await add(jobs.store)
     await create(jobs, file)
