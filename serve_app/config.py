@@ -305,31 +305,43 @@ class TracingConfig(StrictModel):
 
 
 class JobsConfig(StrictModel):
-    """Files and batches that are kept on disk; off unless there is a folder."""
+    """Files, batches and responses that are kept on disk; off unless there is a folder."""
 
     folder: str | None = Field(default=None, min_length=1)
-    """The folder for files, batches and their results, as an absolute path; its parent must exist.
+    """The folder for files, batches and responses, as an absolute path; its parent must exist.
     It holds prompts and answers, and only the server's user may enter it. All ingresses must run on
-    one node. null keeps nothing on disk, and `/v1/files` and `/v1/batches` are refused.
+    one node. null keeps nothing on disk, and what needs the store is refused.
     """
     expires_after_s: float = Field(default=30 * 86400, ge=3600, le=3650 * 86400)
-    """Seconds after which a file is erased, and a batch that long after its end."""
+    """Seconds after which a file is erased, a batch that long after its end, and a response that
+    long after it was created or another was asked to follow it.
+    """
+    store_responses_by_default: bool = True
+    """Whether a response is stored whose request does not say `store`, as at OpenAI. Whoever must
+    not keep prompts sets false: then only `store: true` stores one.
+    """
     max_file_bytes: int = Field(default=200 * 2**20, ge=1024)
     """Size of one file that is uploaded."""
     max_stored_bytes: int = Field(default=4 * 2**30, ge=1024)
     """Size of all files and results of one API key, or of all clients without keys; so in the next
-    two. A batch whose results have no room fails, and keeps those that it has.
+    four. A batch whose results have no room fails, and keeps those that it has.
     """
     max_num_files: int = Field(default=10_000, ge=1)
     """Files of one API key."""
     max_num_batches: int = Field(default=10_000, ge=1)
     """Batches of one API key, ended ones included."""
+    max_num_responses: int = Field(default=100_000, ge=1)
+    """Stored responses of one API key."""
+    max_responses_bytes: int = Field(default=4 * 2**30, ge=1024)
+    """Size of all stored responses of one API key, with their input and their events."""
     max_num_lines: int = Field(default=50_000, ge=1)
     """Requests of one batch."""
     max_running_lines: int = Field(default=64, ge=1, le=4096)
     """Requests of batches that each ingress runs at once. To fill a model alone, all ingresses
     together need as many as its `max_num_seqs`.
     """
+    max_running_responses: int = Field(default=64, ge=1, le=4096)
+    """Responses with `background: true` that each ingress runs at once; others are queued."""
 
     @field_validator("folder")
     @classmethod

@@ -44,6 +44,7 @@ from serve_app.api.files.routes import FilesApi
 from serve_app.api.messages.routes import MessagesApi
 from serve_app.api.requests.context import ApiContext
 from serve_app.api.rerank.routes import RerankApi
+from serve_app.api.responses.background import BackgroundResponses
 from serve_app.api.responses.routes import ResponsesApi
 from serve_app.api.score.routes import ScoreApi
 from serve_app.api.server.devices import DevicesApi
@@ -52,7 +53,6 @@ from serve_app.api.server.models import ModelsApi
 from serve_app.api.server.status import StatusApi
 from serve_app.api.text_generation.routes import TextGenerationApi
 from serve_app.api.tokenize.routes import TokenizeApi
-from serve_app.backends.models.catalog import ModelCatalog
 from serve_app.backends.models.devices import Devices, DeviceSources
 from serve_app.backends.models.serving_states import AskStates, ServingStates
 from serve_app.backends.models.snapshots import (
@@ -72,6 +72,7 @@ from serve_app.http.standing import ANYONE, Standing
 from serve_app.images.fetcher import ImageFetcher, ImageSource
 from serve_app.jobs.batch_runner import BatchRunner
 from serve_app.jobs.jobs import Jobs
+from serve_app.jobs.response_runner import ResponseRunner
 from serve_app.keys.access import OperatorAccess
 from serve_app.keys.api_keys import KeyRing
 from serve_app.metrics import IngressMetrics
@@ -151,24 +152,6 @@ def build_app(parts: AppParts) -> FastAPI:
     states = ServingStates(parts.ask_states)
     catalog = catalog_of(parts, states)
     jobs = Jobs.of(parts.config.jobs, parts.clock.unix_s)
-    app = DescribedApp(
-        model_ids=list(parts.generators),
-        classifier_ids=list(parts.classifiers),
-        embedder_ids=list(parts.embedders),
-        comparer_ids=lambda: catalog.comparer_ids,
-        title="raystream",
-        version=_version(),
-        docs_url=None,
-        redoc_url=None,
-        summary="Transformer models behind Server-Sent Events",
-        redirect_slashes=False,
-        # With any global tracer provider it would emit query strings, with the secrets in them.
-        telemetry={"tracing": False, "metrics": False, "logs": False},
-        lifespan=_lifespan(catalog, parts, jobs),
-        middleware=list(_middleware(parts)),
-    )
-    app.state.limits = limits
-    install_error_handlers(app)
     images = parts.images or ImageFetcher(limits)
     structured = parts.config.structured_outputs
     context = ApiContext(
@@ -182,25 +165,44 @@ def build_app(parts: AppParts) -> FastAPI:
         snapshots=parts.snapshots or Snapshots(parts.metrics.store.snapshot),
         jobs=jobs,
     )
+    app = DescribedApp(
+        model_ids=list(parts.generators),
+        classifier_ids=list(parts.classifiers),
+        embedder_ids=list(parts.embedders),
+        comparer_ids=lambda: catalog.comparer_ids,
+        title="raystream",
+        version=_version(),
+        docs_url=None,
+        redoc_url=None,
+        summary="Transformer models behind Server-Sent Events",
+        redirect_slashes=False,
+        # With any global tracer provider it would emit query strings, with the secrets in them.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+        lifespan=_lifespan(context, parts),
+        middleware=list(_middleware(parts)),
+    )
+    app.state.limits = limits
+    install_error_handlers(app)
     _install_surfaces(app, context)
     return app
 
 
 def _lifespan(
-    catalog: ModelCatalog, parts: AppParts, jobs: Jobs | None
+    context: ApiContext, parts: AppParts
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     """Return a lifespan that asks every model for its description at startup, and runs watches.
 
-    Otherwise the first request to a model would wait for the description too. Batches are run as
-    long as the application is.
+    Otherwise the first request to a model would wait for the description too. Batches and responses
+    in the background are run as long as the application is.
     """
+    jobs = context.jobs
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         watches: list[Callable[[], Coroutine[Any, Any, object]]]
-        watches = [catalog.get_all, *parts.watches]
+        watches = [context.catalog.get_all, *parts.watches]
         if jobs is not None:
-            watches.append(_batch_runner(app, parts, jobs).run)
+            watches += _runners(app, parts, context, jobs)
         tasks = [asyncio.create_task(each()) for each in watches]
         yield
         for task in tasks:
@@ -215,8 +217,10 @@ def _lifespan(
     return lifespan
 
 
-def _batch_runner(app: FastAPI, parts: AppParts, jobs: Jobs) -> BatchRunner:
-    """Return what runs batches by the application's own routes."""
+def _runners(
+    app: FastAPI, parts: AppParts, context: ApiContext, jobs: Jobs
+) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
+    """Yield what runs batches, by the application's own routes, and responses in the background."""
     keys = parts.keys
     standings = {key.name: Standing.of_key(key) for key in (() if keys is None else keys.keys)}
     if keys is None:
@@ -224,7 +228,9 @@ def _batch_runner(app: FastAPI, parts: AppParts, jobs: Jobs) -> BatchRunner:
     ask = InProcessRoutes(
         app, writes_log=parts.config.access_log, meter=parts.metrics, tracer=parts.tracer
     )
-    return BatchRunner(jobs, parts.config.limits, ask, standings.get, parts.metrics)
+    yield BatchRunner(jobs, parts.config.limits, ask, standings.get, parts.metrics).run
+    answers = BackgroundResponses(context, jobs)
+    yield ResponseRunner(jobs, answers, ask.run, standings.get).run
 
 
 def _install_surfaces(app: FastAPI, context: ApiContext) -> None:

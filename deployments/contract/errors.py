@@ -124,7 +124,7 @@ class WrongTaskError(InvalidRequestError):
 
 
 class JobsDisabledError(RaystreamError):
-    """The server keeps no files and batches."""
+    """The server keeps no files, batches and responses."""
 
     status = 403
     type = "permission_error"
@@ -132,14 +132,20 @@ class JobsDisabledError(RaystreamError):
 
 
 class JobNotFoundError(InvalidRequestError):
-    """The API key has no file or batch of this id."""
+    """The API key has no file, batch or response of this id."""
 
     status = 404
     code = "not_found"
 
 
+class PreviousResponseError(InvalidRequestError):
+    """The API key has no response of the id that a request goes on from."""
+
+    code = "previous_response_not_found"
+
+
 class JobLimitError(RaystreamError):
-    """The API key has as many files or batches as it may, or as large ones."""
+    """The API key has as many files, batches or responses as it may, or as large ones."""
 
     status = 403
     type = "permission_error"
@@ -147,14 +153,14 @@ class JobLimitError(RaystreamError):
 
 
 class JobConflictError(InvalidRequestError):
-    """The state of the file or batch does not allow this."""
+    """The state of the file, batch or response does not allow this."""
 
     status = 409
     code = "conflict"
 
 
 class JobsUnavailableError(RaystreamError):
-    """The store of files and batches can't be read or written."""
+    """The store of files, batches and responses can't be read or written."""
 
     status = 503
     code = "jobs_unavailable"

@@ -24,19 +24,19 @@ ERROR_CAUSES: Final[dict[int, str]] = {
     400: "The body is not JSON, or a field is unknown, unsupported or out of bounds.",
     401: "No API key, or one that is not known; only where the server asks for keys.",
     403: "The API key lacks a scope or has as many files as it may, the route needs keys on a "
-    "server that others can reach, or the server keeps no files and batches.",
-    404: "No such model, file, batch or route.",
+    "server that others can reach, or the server keeps no files, batches and responses.",
+    404: "No such model, file, batch, response or route.",
     405: "The route answers other methods, which Allow names.",
     408: "The body came too slowly.",
-    409: "A stream can't be resumed: Last-Event-ID is of another answer. Or the state of the file "
-    "or batch does not allow this.",
+    409: "A stream can't be resumed: Last-Event-ID is of another answer. Or the state of the file, "
+    "batch or response does not allow this.",
     413: "The body is too large.",
     415: "The body is not declared to be JSON, or a form where a file is sent, or is compressed.",
     429: "The API key has used up its limits. Retry-After says when to come back.",
     431: "The headers are too large.",
     500: "The server has failed at this request.",
-    503: "A replica is overloaded, loading or gone, or the store of files and batches can't be "
-    "used. Retry-After says when to come back.",
+    503: "A replica is overloaded, loading or gone, or the store of files, batches and "
+    "responses can't be used. Retry-After says when to come back.",
     504: "The first token, the next one or the whole answer did not come in time.",
 }
 """The statuses of errors, on any route, and what they mean."""

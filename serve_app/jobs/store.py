@@ -35,10 +35,43 @@ T = TypeVar("T")
 APPLICATION_ID: Final = 0x52617953
 """Marks the database as ours, in SQLite's header."""
 
-VERSION: Final = 2
-"""The version of `SCHEMA`, kept in SQLite's `user_version`."""
+VERSION: Final = 3
+"""The version of `SCHEMA`, kept in SQLite's `user_version`. Version 2 had no responses."""
 
-SCHEMA: Final = """
+RESPONSES: Final = """
+CREATE TABLE responses (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    previous INTEGER,
+    status TEXT NOT NULL,
+    items TEXT NOT NULL,
+    body TEXT NOT NULL,
+    num_bytes INTEGER NOT NULL,
+    request TEXT,
+    seed INTEGER NOT NULL DEFAULT 0,
+    created_s REAL NOT NULL,
+    expires_s REAL NOT NULL,
+    lease_owner TEXT,
+    lease_until_s REAL NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX responses_by_size ON responses (owner, num_bytes);
+CREATE INDEX responses_by_expiry ON responses (expires_s);
+CREATE INDEX responses_under_way ON responses (number) WHERE status IN ('queued', 'in_progress');
+
+CREATE TABLE response_events (
+    response INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    num_events INTEGER NOT NULL,
+    events TEXT NOT NULL,
+    replay TEXT NOT NULL,
+    PRIMARY KEY (response, number)
+) STRICT;
+"""
+"""What version 3 has added."""
+
+SCHEMA: Final = f"""
 CREATE TABLE files (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
@@ -98,6 +131,7 @@ CREATE TABLE losses (
     number INTEGER NOT NULL,
     PRIMARY KEY (batch, line)
 ) STRICT;
+{RESPONSES}
 """
 
 BUSY_S: Final = 5.0
@@ -287,6 +321,9 @@ class Store:
         if (application, version) == (0, 0):
             self._create(connection)
             application, version = _marks(connection)
+        if (application, version) == (APPLICATION_ID, 2):
+            self._build(connection, RESPONSES, lambda: _marks(connection)[1] == 2)
+            application, version = _marks(connection)
         if application != APPLICATION_ID:
             raise self._unavailable("jobs.sqlite in its folder is another program's database")
         if version != VERSION:
@@ -305,11 +342,20 @@ class Store:
         if is_theirs:
             raise self._unavailable("jobs.sqlite in its folder is another program's database")
         connection.execute("PRAGMA journal_mode = WAL")  # writes the header
+        self._build(
+            connection,
+            SCHEMA,
+            lambda: _marks(connection) == (0, 0) and not _has_tables(connection),
+        )
+
+    def _build(
+        self, connection: sqlite3.Connection, schema: str, is_needed: Callable[[], bool]
+    ) -> None:
+        """Make the tables of a schema, unless another ingress has made them meanwhile."""
         connection.execute("BEGIN IMMEDIATE")
         try:
-            # Another ingress may have made it meanwhile.
-            if _marks(connection) == (0, 0) and not _has_tables(connection):
-                for statement in filter(str.strip, SCHEMA.split(";")):
+            if is_needed():
+                for statement in filter(str.strip, schema.split(";")):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {VERSION}")

@@ -2,22 +2,26 @@
 
 Such a request needs no key and is charged to no limits of one: its batch was let in, and has bounds
 of its own. All the rest is a client's way: the record with its tokens, the line in the access log,
-the span, the errors in the shape of the path.
+the span, the errors in the shape of the path. A response in the background is work of its own in
+place of a route's.
 """
 
 import asyncio
 import json
 import logging
+from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import FastAPI
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.contract.telemetry.tracing import Tracer
 from serve_app.http.request_record import Meter, record_of
 from serve_app.jobs.calls import Call, CallAnswer
+from serve_app.jobs.response_runner import Work
 from serve_app.middleware.access_log import AccessLogMiddleware
 from serve_app.middleware.tracing import TracingMiddleware
 
@@ -43,7 +47,7 @@ class InProcessRoutes:
         """
         handlers = dict(app.exception_handlers)
         on_bug = next((handlers.pop(each) for each in BUG if each in handlers), None)
-        routes = ExceptionMiddleware(app.router, handlers=handlers)
+        routes = ExceptionMiddleware(_Endpoints(app.router), handlers=handlers)
         guarded = ServerErrorMiddleware(routes, handler=on_bug)
         self._asgi: ASGIApp = AccessLogMiddleware(_Admitted(guarded), writes_log, meter=meter)
         if tracer is not None:
@@ -52,7 +56,17 @@ class InProcessRoutes:
 
     async def __call__(self, call: Call) -> CallAnswer:
         """Return the answer. A bug of ours is logged and answered with a 500."""
-        exchange, scope = _Exchange(call.body), self._scope(call)
+        return await self._answer(call, self._scope(call))
+
+    async def run(self, call: Call, work: Work) -> CallAnswer:
+        """Do work in place of the call's route; an error of it is answered as a route's is."""
+        scope = self._scope(call)
+        scope["state"]["work"] = work
+        scope["route"] = _WorkRoute(call.path)
+        return await self._answer(call, scope)
+
+    async def _answer(self, call: Call, scope: Scope) -> CallAnswer:
+        exchange = _Exchange(call.body)
         try:
             await self._asgi(scope, exchange.receive, exchange.send)
         except Exception:
@@ -78,6 +92,28 @@ class InProcessRoutes:
             "app": self._app,
             "state": {"request_id": call.request_id, "id_is_echoed": False, "call": call},
         }
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkRoute:
+    """What the access log names a call by that is answered by work."""
+
+    path: str
+
+
+class _Endpoints:
+    """Does a call's work, if it has any, or lets a route answer."""
+
+    def __init__(self, routes: ASGIApp) -> None:
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work: Work | None = scope["state"].get("work")
+        if work is None:
+            await self._routes(scope, receive, send)
+        else:
+            await work()
+            await Response()(scope, receive, send)
 
 
 class _Admitted:

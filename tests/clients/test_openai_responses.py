@@ -14,7 +14,8 @@ from openai.types.responses import Response, ResponseFunctionToolCall
 from pydantic import BaseModel
 
 from models.training.drawings import answer_about, random_drawing
-from tests.clients.questions import ANSWERS, MODEL, NAME
+from tests.clients.conftest import Narrow
+from tests.clients.questions import ANSWERS, MODEL, NAME, NARROW
 from tests.clients.snippet import run_snippet
 from tests.engines import only_raystream
 from tests.images import data_uri
@@ -140,13 +141,80 @@ def test_a_streamed_call_is_the_whole_one(client: openai.OpenAI) -> None:
     assert (streamed.name, streamed.arguments) == (whole.name, whole.arguments)
 
 
-@pytest.mark.parametrize(
-    "stored", [{"previous_response_id": "resp_1"}, {"conversation": "c"}, {"background": True}]
-)
-def test_what_needs_a_store_is_refused_by_name(client: openai.OpenAI, stored: Any) -> None:
+@pytest.mark.parametrize("unknown", [{"previous_response_id": "resp_1"}, {"conversation": "c"}])
+def test_what_is_not_there_is_refused_by_name(client: openai.OpenAI, unknown: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(**about(NAME), **stored)
-    assert caught.value.param == next(iter(stored))
+        client.responses.create(**about(NAME), **unknown)
+    assert caught.value.param == next(iter(unknown))
+
+
+def test_a_stored_conversation_is_the_one_that_a_client_would_send(client: openai.OpenAI) -> None:
+    first = client.responses.create(**about(NAME), instructions="You explain Python.")
+    follows = about(NAME, input="What does os.getcwd do?", instructions="You explain Python.")
+    second = client.responses.create(**follows, previous_response_id=first.id)
+    items: list[Any] = [
+        {"role": "user", "content": f"What does {NAME} do?"},
+        *first.output,
+        {"role": "user", "content": "What does os.getcwd do?"},
+    ]
+    follows["input"] = items
+    whole = client.responses.create(**follows, store=False)
+    assert second.output_text == whole.output_text
+    assert second.usage is not None
+    assert whole.usage is not None
+    assert second.usage.input_tokens == whole.usage.input_tokens
+
+
+def test_a_response_is_stored_shown_listed_and_deleted(client: openai.OpenAI) -> None:
+    made = client.responses.create(**about(NAME), metadata={"a": "b"})
+    assert client.responses.retrieve(made.id).to_dict() == made.to_dict()
+    (item,) = client.responses.input_items.list(made.id)
+    assert item.type == "message"
+    assert item.role == "user"
+    client.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(made.id)
+
+
+def test_a_response_in_the_background_is_read_by_its_events(client: openai.OpenAI) -> None:
+    made = client.responses.create(**about(NAME), background=True)
+    assert made.status == "queued"
+    events = list(client.responses.retrieve(made.id, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert last.response.output_text == ANSWERS[NAME]
+    rest = list(client.responses.retrieve(made.id, stream=True, starting_after=4))
+    assert rest == events[5:]
+    assert client.responses.retrieve(made.id).to_dict() == last.response.to_dict()
+    assert client.responses.cancel(made.id).status == "completed"
+
+
+def test_a_stream_in_the_background_is_that_of_a_waiting_client(client: openai.OpenAI) -> None:
+    events = list(client.responses.create(**about(NAME), background=True, stream=True))
+    assert [each.type for each in events[:3]] == [
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+    ]
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == ANSWERS[NAME]
+
+
+def test_a_response_in_the_background_is_cancelled(client: openai.OpenAI, held: Narrow) -> None:
+    made = client.responses.create(model=NARROW, input="a", background=True)
+    held.wait_until_admitted(1)
+    assert client.responses.cancel(made.id).status == "cancelled"
+    held.wait_until_admitted(0)
+    assert client.responses.retrieve(made.id).status == "cancelled"
+
+
+def test_the_snippet_of_stored_responses_runs(
+    local: LocalServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_snippet("OpenAI's responses, stored and in the background", local)
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == "completed ['message', 'message', 'message']"
 
 
 def test_the_snippet_of_the_page_runs(

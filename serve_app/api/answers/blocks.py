@@ -6,7 +6,8 @@ blocks as the whole answer.
 """
 
 import json
-from collections.abc import Iterable
+import secrets
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -68,9 +69,14 @@ Block = Reasoning | Text | CallMade
 class BlockReader:
     """Reads one answer."""
 
-    def __init__(self, offer: ToolOffer, reasoning: Separation | None) -> None:
+    def __init__(
+        self,
+        offer: ToolOffer,
+        reasoning: Separation | None,
+        draw: Callable[[str], str] = secrets.choice,
+    ) -> None:
         """Start before the answer; see `AnswerReader`."""
-        self._reader = AnswerReader(offer, reasoning)
+        self._reader = AnswerReader(offer, reasoning, draw)
         self._id = self._name = ""  # of the call that has begun
         self._arguments: list[str] = []
 

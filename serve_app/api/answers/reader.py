@@ -8,7 +8,7 @@ puts those of a call together.
 
 import secrets
 import string
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,13 +73,20 @@ AnswerEvent = (
 class AnswerReader:
     """Reads one answer."""
 
-    def __init__(self, offer: ToolOffer, reasoning: Separation | None) -> None:
+    def __init__(
+        self,
+        offer: ToolOffer,
+        reasoning: Separation | None,
+        draw: Callable[[str], str] = secrets.choice,
+    ) -> None:
         """Start before the answer.
 
         Args:
             offer: How calls are found.
             reasoning: How reasoning is separated; None if it is not.
+            draw: Draws the characters of calls' ids.
         """
+        self._draw = draw
         self._channels = _channel_reader(offer, reasoning)
         self._separates = reasoning is not None
         self._splitter = None
@@ -139,7 +146,7 @@ class AnswerReader:
         if not isinstance(event, CallStarted):
             return event
         assert self._format is not None, "calls are found only by their format"
-        return CallBegun(event.index, new_call_id(self._format), event.name)
+        return CallBegun(event.index, new_call_id(self._format, self._draw), event.name)
 
 
 def _channel_reader(offer: ToolOffer, reasoning: Separation | None) -> ChannelReader | None:
@@ -151,8 +158,13 @@ def _channel_reader(offer: ToolOffer, reasoning: Separation | None) -> ChannelRe
     return ChannelReader() if has_channels else None
 
 
-def new_call_id(known: ToolCallFormat) -> str:
-    """Return a random id for a call, in the form that the model's chat template accepts."""
+def new_call_id(known: ToolCallFormat, draw: Callable[[str], str] = secrets.choice) -> str:
+    """Return a random id for a call, in the form that the model's chat template accepts.
+
+    Args:
+        known: The model's form of calls.
+        draw: Draws each of its characters.
+    """
     length = known.call_id_length
-    drawn = "".join(secrets.choice(_LETTERS_AND_DIGITS) for _ in range(length or CALL_ID_LENGTH))
+    drawn = "".join(draw(_LETTERS_AND_DIGITS) for _ in range(length or CALL_ID_LENGTH))
     return drawn if length else f"call_{drawn}"

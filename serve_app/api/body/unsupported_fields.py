@@ -28,7 +28,7 @@ _NO_TEMPLATES = "the model's own chat template is always used"
 _BEGINS_A_TURN = "an answer always begins a turn"
 _BY_KEY = "the priority of the API key says how soon its requests run"
 _NOT_STORED = "requests and answers are not stored"
-_SEND_ALL = f"{_NOT_STORED}; send the whole conversation as input"
+_SEND_ALL = "there are no conversations; send previous_response_id, or all of it as input"
 _PROBABILITIES = "scores are probabilities, softmax or sigmoid as the model's configuration says"
 _OWN_FUNCTION = "the model's own files name the function"
 _ONLY_CONTENT = "the model only sees a message's content, reasoning and tool calls"
@@ -135,7 +135,6 @@ UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
     # Of OpenAI's responses
     "access_programs": _field("all requests have the same rights"),
     "async": _field("an answer waits for no call", False),
-    "background": _field("an answer comes while its client waits", False),
     "context": _field("the chat template decides what the model sees of its reasoning", "auto"),
     "context_management": _field(_AS_SENT, []),
     "conversation": _field(_SEND_ALL),
@@ -147,7 +146,6 @@ UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
     "mode": _field("the model's chat template has no such setting", "standard"),
     "output_schema": _field(_ONLY_PARAMETERS),
     "phase": _field(_ONLY_CONTENT, "commentary", "final_answer"),
-    "previous_response_id": _field(_SEND_ALL),
     "prompt": _field("there are no stored prompts"),
     "prompt_cache_breakpoint": _field("prompts with a common beginning are found without it"),
     "summary": _field(_NO_SUMMARIES, "auto"),
@@ -219,8 +217,8 @@ BODIES: Final[Mapping[str, str]] = {
     "ReasoningItem": "encrypted_content",
     "RegexContent": "excludes",
     "RerankBody": f"{_SCORED} max_chunks_per_doc rank_fields raw_scores return_text texts",
-    "ResponsesRequest": "access_programs background context_management conversation image "
-    "max_tool_calls moderation previous_response_id prompt prompt_cache_options "
+    "ResponsesRequest": "access_programs context_management conversation image "
+    "max_tool_calls moderation prompt prompt_cache_options "
     "prompt_cache_retention service_tier top_logprobs truncation",
     "ResponsesStreamOptions": "include_obfuscation",
     "ScoreBody": f"{_SCORED} data_1 data_2 documents items queries",

@@ -1,4 +1,4 @@
-"""What the surfaces of files and of batches share: whose jobs a request sees, and in what order."""
+"""What the surfaces of stored things share: whose a request sees, and in what order."""
 
 from typing import Annotated, Final, Literal
 
@@ -10,8 +10,8 @@ from serve_app.http.request_record import record_of
 from serve_app.jobs.jobs import Jobs
 
 DISABLED: Final = (
-    "This server keeps no files and batches. To keep them, name a folder on its disk under "
-    "jobs.folder in its configuration, and deploy again."
+    "This server keeps no files, batches and responses. To keep them, name a folder on its disk "
+    "under jobs.folder in its configuration, and deploy again."
 )
 
 After = Annotated[

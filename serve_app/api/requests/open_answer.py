@@ -1,6 +1,7 @@
 """Opens the answers to a request, and counts the tokens of one: the same for all surfaces."""
 
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,6 +15,7 @@ from serve_app.api.generation_body import GenerationBody
 from serve_app.api.openai.usage import Usage, read_with_usage
 from serve_app.api.reasoning.separation import Separation
 from serve_app.api.requests.context import ApiContext
+from serve_app.api.requests.stream_opener import Continuation
 from serve_app.api.tools.offer import ToolOffer
 from serve_app.backends.models.catalog import ServedModel
 from serve_app.backends.streams.choices import Choices
@@ -35,9 +37,9 @@ class OpenAnswer:
     offer: ToolOffer
     reasoning: Separation | None
 
-    def reader(self) -> BlockReader:
-        """Return a reader of the only answer."""
-        return BlockReader(self.offer, self.reasoning)
+    def reader(self, draw: Callable[[str], str] = secrets.choice) -> BlockReader:
+        """Return a reader of the only answer; `draw` draws the characters of calls' ids."""
+        return BlockReader(self.offer, self.reasoning, draw)
 
     async def read(self) -> tuple[list[Block], Finished, Usage]:
         """Read the only answer to its end; return its blocks, how it ended, and its tokens.
@@ -49,8 +51,19 @@ class OpenAnswer:
         return *self.reader().read(answer), usage
 
 
-async def open_answer(context: ApiContext, body: GenerationBody, request_id: str) -> OpenAnswer:
+async def open_answer(
+    context: ApiContext,
+    body: GenerationBody,
+    request_id: str,
+    continuation: Continuation | None = None,
+) -> OpenAnswer:
     """Open the answers to a request.
+
+    Args:
+        context: The objects that surfaces share.
+        body: The request.
+        request_id: Names it.
+        continuation: What is known of its answer already; None begins it.
 
     Raises:
         RaystreamError: The request was refused, or no replica could take it. The error names the
@@ -61,7 +74,7 @@ async def open_answer(context: ApiContext, body: GenerationBody, request_id: str
         given = body.to_prompts(context.limits)
         prompts = [await context.prompts.read(each, model) for each in given]
         offer = body.to_offer(context.limits, model.description)
-        choices = await context.streams.open(model, prompts, body, offer, request_id)
+        choices = await context.streams.open(model, prompts, body, offer, request_id, continuation)
     reasoning = None
     if body.separates_reasoning:
         reasoning = Separation.of(model.description, choices.reasoning, body.shows_reasoning)

@@ -6,7 +6,7 @@ Limits are checked first, then JSON schemas are compiled, and only then is a rep
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar, TypeVarTuple
 
 from deployments.contract.bounded_executor import BoundedExecutor
@@ -46,6 +46,30 @@ _ONE_OF: Final = "oneOf not fully supported"
 _SIZES: Final = "min/maxProperties only supported"
 
 
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What is known of an answer that is not begun here for the first time.
+
+    Attributes:
+        seed: What its tokens are drawn with.
+        token_ids: Those that it has so far.
+        fingerprint: The version of the model that they come from; None if there are none.
+    """
+
+    seed: int
+    token_ids: tuple[int, ...] = ()
+    fingerprint: str | None = None
+
+    def of(self, request: GenerationRequest) -> GenerationRequest:
+        """Return the request for the rest of the answer."""
+        return replace(
+            request,
+            generated_token_ids=self.token_ids,
+            is_resumed=True,
+            fingerprint=self.fingerprint,
+        )
+
+
 class StreamOpener:
     """Opens the streams of answers."""
 
@@ -61,11 +85,12 @@ class StreamOpener:
         body: GenerationBody,
         offer: ToolOffer,
         request_id: str,
+        continuation: Continuation | None = None,
     ) -> Choices:
         """Open a stream for each answer to each prompt.
 
         Where the surface separates reasoning, answers may reason before the text that a grammar
-        binds.
+        binds. With a continuation, the only answer goes on behind it.
 
         Raises:
             RaystreamError: The request was refused, or no replica could take it.
@@ -78,6 +103,8 @@ class StreamOpener:
         if body.separates_reasoning and model.description.reasoning is not None:
             reasoning = model.description.reasoning
             sampling = _with_reasoning(sampling, reasoning, body.max_reasoning_tokens)
+        if continuation is not None:
+            sampling = replace(sampling, seed=continuation.seed)
         trace = note_operation(operation_of(prompts[0]))
         requests = [
             GenerationRequest(
@@ -95,6 +122,8 @@ class StreamOpener:
             for prompt in prompts
             for index in range(body.num_choices)
         ]
+        if continuation is not None and continuation.token_ids:
+            requests = [continuation.of(request) for request in requests]
         choices = await Choices.of(model.backend, requests, len(prompts))
         note_prompt(choices.num_prompt_tokens)
         return choices

@@ -7,7 +7,8 @@ A stream's events, numbered from 0: `response.created` and `.in_progress`; for e
 Source: https://platform.openai.com/docs/api-reference/responses-streaming
 """
 
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from deployments.contract.errors import RaystreamError
@@ -64,29 +65,59 @@ async def whole_response(
     return _ended(begun, output, status, usage)
 
 
+def queued_events(begun: ResponseBody) -> tuple[bytes, int]:
+    """Return the events of a response that waits for an ingress to run it, and their number."""
+    told = begun.model_dump()
+    kinds = ("response.created", "response.queued")
+    events = [
+        encode_typed({"type": kind, "sequence_number": number, "response": told})
+        for number, kind in enumerate(kinds)
+    ]
+    return b"".join(events), len(events)
+
+
 class ResponseWriter:
-    """Frames one answer as the events of a response."""
+    """Frames one answer as the events of a response.
+
+    Attributes:
+        ended: The response, whole once its last event is written.
+        num_events: The events so far.
+    """
 
     def __init__(
         self,
         begun: ResponseBody,
         opened: OpenAnswer,
         namespaced: Namespaced,
+        *,
+        num_told: int = 0,
+        draw: Callable[[str], str] = secrets.choice,
     ) -> None:
-        """Start before the answer; see `whole_response`."""
+        """Start before the answer; see also `whole_response`.
+
+        Args:
+            begun: The response without output.
+            opened: The answer.
+            namespaced: The functions that were offered in namespaces.
+            num_told: The events before, if the response was queued: see `queued_events`.
+            draw: Draws the characters of calls' ids.
+        """
+        self.ended = begun
         self._begun = begun
         self._namespaced = namespaced
-        self._reader = opened.reader()
+        self._reader = opened.reader(draw)
         self._tally = UsageTally(opened.choices, opened.reasoning)
         self._output: list[OutputItem] = []
         self._open: type[Reasoning | Text] | None = None  # the item that goes on
         self._pieces: list[str] = []  # its text so far
         self._status: Status = "completed"
-        self._num_events = 0
+        self.num_events = num_told
 
     def opening(self) -> bytes:
-        """Return the response without output, twice as at OpenAI."""
+        """Return the response without output, twice as at OpenAI; once if it was queued."""
         told = self._begun.model_dump()
+        if self.num_events:
+            return self._event("response.in_progress", response=told)
         created = self._event("response.created", response=told)
         return created + self._event("response.in_progress", response=told)
 
@@ -98,18 +129,27 @@ class ResponseWriter:
 
     def ending(self) -> bytes:
         """Return the last event, with the whole response."""
-        ended = _ended(self._begun, self._output, self._status, self._tally.usage())
-        return self._event(f"response.{self._status}", response=ended.model_dump())
+        self.ended = _ended(self._begun, self._output, self._status, self._tally.usage())
+        return self._last()
 
     def failure(self, error: RaystreamError) -> bytes:
         """Return the last event of a response that has failed, with its whole items."""
         ended = _ended(self._begun, self._output, "failed", self._tally.usage())
-        failed = ended.model_copy(update={"error": ResponseFailure(message=error.message)})
-        return self._event("response.failed", response=failed.model_dump())
+        self.ended = ended.model_copy(update={"error": ResponseFailure(message=error.message)})
+        return self._last()
+
+    def ending_unstored(self) -> bytes:
+        """Return the last event once more, after the response could not be stored."""
+        self.num_events -= 1
+        self.ended = self.ended.model_copy(update={"store": False})
+        return self._last()
+
+    def _last(self) -> bytes:
+        return self._event(f"response.{self.ended.status}", response=self.ended.model_dump())
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        numbered = {"type": kind, "sequence_number": self._num_events, **fields}
-        self._num_events += 1
+        numbered = {"type": kind, "sequence_number": self.num_events, **fields}
+        self.num_events += 1
         return encode_typed(numbered)
 
     def _events(self, found: Block | Finished) -> Iterator[bytes]:

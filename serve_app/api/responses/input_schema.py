@@ -20,9 +20,7 @@ from serve_app.api.openai.prompt_schema import (
 from serve_app.api.tools.schema import MAX_CALL_ID_LENGTH, MAX_NAME_LENGTH, FunctionName
 
 CallId = Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID_LENGTH)]
-ItemId = Annotated[
-    str | None, Field(description="Accepted, but not read: no items are stored here.")
-]
+ItemId = Annotated[str | None, Field(description="Accepted, but not read.")]
 ItemStatus = Annotated[
     Literal["in_progress", "completed", "incomplete"] | None,
     Field(description="Accepted, but not read."),

@@ -4,7 +4,7 @@ Source: https://platform.openai.com/docs/api-reference/responses
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -12,6 +12,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    PrivateAttr,
     RootModel,
     Tag,
 )
@@ -24,7 +25,7 @@ from serve_app.api.body.wrong_type import wrong_type
 from serve_app.api.conversation import Conversation
 from serve_app.api.generation_body import GenerationBody, GrammarMaker
 from serve_app.api.openai.template_schema import ReasoningEffort, effort_kwargs
-from serve_app.api.responses.input_schema import Input, whole_name
+from serve_app.api.responses.input_schema import Input, InputItem, whole_name
 from serve_app.api.structured.response_format import (
     JsonObjectFormat,
     NamedSchema,
@@ -52,6 +53,10 @@ from serve_app.api.tools.schema import (
 from serve_app.config import LimitsConfig
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
+"""What has become of an item, or of a response that its client waits for."""
+
+ResponseStatus = Status | Literal["queued", "cancelled"]
+"""The same, or that of a response in the background."""
 
 
 class FunctionTool(StrictBody):
@@ -127,6 +132,8 @@ Metadata = Annotated[
     Field(max_length=16),
 ]
 """As at OpenAI: 16 pairs of short texts. All three events with the whole response repeat them."""
+
+PreviousId = Annotated[str, Field(min_length=1, max_length=128)]
 
 ChoiceMode = Literal["none", "auto", "required"]
 ChoiceObject = Annotated[NamedFunction | AllowedFunctions, Field(discriminator="type")]
@@ -219,12 +226,27 @@ class ResponsesRequest(GenerationBody):
     reasoning: ReasoningConfig | None = None
     priority: Priority = None
 
-    # Bookkeeping: accepted, but no answer depends on it.
-    store: bool | None = Field(
-        default=None, description="Accepted, but nothing is stored: the answer says store: false."
+    previous_response_id: PreviousId | None = Field(
+        default=None,
+        description="A stored response. Its conversation goes before the input, but for its "
+        "instructions.",
     )
+    background: bool | None = Field(
+        default=None,
+        description="True: answer at once with a response that is queued, and go on without the "
+        "client. Ask for it again by its id, or read its events.",
+    )
+    store: bool | None = Field(
+        default=None,
+        description="Whether to keep the response, its input included, for `GET "
+        "/v1/responses/{response_id}` and `previous_response_id`. Null does as "
+        "`jobs.store_responses_by_default` says, and without `jobs.folder` nothing is kept. The "
+        "answer says whether it is.",
+    )
+
+    # Bookkeeping: accepted, but no answer depends on it.
     metadata: Metadata | None = Field(
-        default=None, description="Repeated in the answer, but neither kept nor read."
+        default=None, description="Repeated in the answer, and kept with it."
     )
     include: list[Included] | None = Field(
         default=None,
@@ -243,6 +265,14 @@ class ResponsesRequest(GenerationBody):
         description="Accepted, but not read: prompts with a common beginning are found without it.",
     )
 
+    _history: tuple[InputItem, ...] = PrivateAttr(default=())
+
+    def after(self, history: Sequence[InputItem]) -> Self:
+        """Return the request with the conversation that it goes on from."""
+        following = self.model_copy()
+        following._history = tuple(history)
+        return following
+
     @property
     def asked_priority(self) -> int | None:
         """The priority that the request names."""
@@ -258,6 +288,8 @@ class ResponsesRequest(GenerationBody):
         conversation = Conversation()
         if self.instructions:
             conversation.turn("system", "instructions").add_text(self.instructions)
+        for at, item in enumerate(self._history):
+            item.add_to(conversation, f"previous_response_id[{at}]")
         for at, item in enumerate(self.input):
             item.add_to(conversation, f"input[{at}]")
         return (conversation,)
@@ -435,15 +467,15 @@ class ResponseBody(BaseModel):
     id: str
     object: Literal["response"] = "response"
     created_at: int
-    status: Status
+    status: ResponseStatus
     model: str
     output: list[OutputItem] = []
     usage: ResponsesUsage | None = None
     error: ResponseFailure | None = None
     incomplete_details: IncompleteDetails | None = None
-    store: Literal[False] = False
-    background: Literal[False] = False
-    previous_response_id: None = None
+    store: bool = False
+    background: bool = False
+    previous_response_id: str | None = None
     truncation: Literal["disabled"] = "disabled"
     instructions: str | None
     max_output_tokens: int | None
@@ -458,7 +490,13 @@ class ResponseBody(BaseModel):
 
     @classmethod
     def begin(
-        cls, id_: str, created_at: int, model_id: str, asked: ResponsesRequest
+        cls,
+        id_: str,
+        created_at: int,
+        model_id: str,
+        asked: ResponsesRequest,
+        *,
+        is_stored: bool = False,
     ) -> "ResponseBody":
         """Return a response without output, which repeats the request's settings."""
         choice = asked.tool_choice
@@ -470,7 +508,7 @@ class ResponseBody(BaseModel):
         return cls(
             id=id_,
             created_at=created_at,
-            status="in_progress",
+            status="queued" if asked.background else "in_progress",
             model=model_id,
             instructions=asked.instructions,
             max_output_tokens=asked.max_output_tokens,
@@ -482,6 +520,9 @@ class ResponseBody(BaseModel):
             text={"format": told},
             reasoning={"effort": effort, "summary": None},
             metadata=asked.metadata or {},
+            store=is_stored,
+            background=bool(asked.background),
+            previous_response_id=asked.previous_response_id,
         )
 
 
@@ -498,6 +539,7 @@ class ResponseEvent(_Event):
 
     type: Literal[
         "response.created",
+        "response.queued",
         "response.in_progress",
         "response.completed",
         "response.incomplete",

@@ -58,6 +58,9 @@ JOBS = {
     "/v1/batches": ["get", "post"],
     "/v1/batches/{batch_id}": ["get"],
     "/v1/batches/{batch_id}/cancel": ["post"],
+    "/v1/responses/{response_id}": ["delete", "get"],
+    "/v1/responses/{response_id}/cancel": ["post"],
+    "/v1/responses/{response_id}/input_items": ["get"],
 }
 """The methods of each path that this server, without a folder for jobs, refuses."""
 NOT_JSON = {"/metrics": "text/plain"}

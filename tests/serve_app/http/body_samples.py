@@ -314,6 +314,7 @@ SAMPLES: list[tuple[str, type[StrictBody], dict[str, Any]]] = [
         "tool_choice": {"type": "function", "name": "f"}, "text": {"format": None},
         "reasoning": {"effort": "none"}, "store": True, "metadata": {}, "user": "u", "priority": 1,
         "safety_identifier": "s", "prompt_cache_key": "p",
+        "previous_response_id": None, "background": False,
     }),
     ("/v1/responses", ResponsesRequest, {
         "model": "m", "input": "a", "tools": [RESPONSES_TOOL],

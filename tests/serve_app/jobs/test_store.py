@@ -164,6 +164,27 @@ async def test_a_file_that_is_no_database_is_refused(store: Store) -> None:
     assert (store.folder / "jobs.sqlite").read_bytes() == b"not a database" * 100
 
 
+async def test_a_store_of_the_version_before_gets_the_tables_that_it_lacks(
+    store: Store, folder: Path
+) -> None:
+    await add(store)
+    with sqlite3.connect(folder / "jobs.sqlite") as connection:
+        connection.execute("DROP TABLE responses")
+        connection.execute("DROP TABLE response_events")
+        connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    other = Store(folder, Time(), "this node")
+    assert await other.read(count) == 1
+    tables = await other.read(
+        lambda each: each.execute("SELECT count(*) FROM responses, response_events").fetchone()
+    )
+    assert tuple(tables) == (0,)
+    assert tuple(await other.read(lambda each: each.execute("PRAGMA user_version").fetchone())) == (
+        3,
+    )
+    await other.close()
+
+
 async def test_another_version_is_refused_and_named(store: Store, folder: Path) -> None:
     await store.read(count)
     other = Store(folder, Time(), "this node")
@@ -171,7 +192,7 @@ async def test_another_version_is_refused_and_named(store: Store, folder: Path) 
         connection.execute("PRAGMA user_version = 7")
     connection.close()
     with pytest.raises(
-        JobsUnavailableError, match="has version 7, and this server reads version 2"
+        JobsUnavailableError, match="has version 7, and this server reads version 3"
     ):
         await other.read(count)
     await other.close()
