@@ -122,10 +122,11 @@ def _compose(args: AppConfig) -> Application:
         require_protection(host, keys is not None, args.auth.allow_anonymous)
     handles, specs = _bind_models(args, keys)
     num_ongoing = max(MIN_ONGOING_REQUESTS, args.ongoing_requests)
+    num_sockets = args.limits.max_sockets  # each takes a place as long as it is open
     ledger = _bind_ledger(keys, num_ongoing) if keys is not None and keys.limited else None
     ingress = serve.deployment(
         name=INGRESS_NAME,
-        max_ongoing_requests=num_ongoing,
+        max_ongoing_requests=num_ongoing + num_sockets,
         ray_actor_options={"num_cpus": INGRESS_NUM_CPUS},
     )(Ingress)
     announcement = _announcement(args, has_keys=keys is not None)

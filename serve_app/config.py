@@ -136,6 +136,12 @@ class LimitsConfig(StrictModel):
     """Most seconds that a client may leave a stream unread while there is more to send; then it
     loses the stream. null waits forever.
     """
+    max_sockets: int = Field(default=256, ge=0)
+    """WebSockets that an ingress holds open; further ones are told to ask by HTTP. 0 speaks HTTP
+    only.
+    """
+    max_socket_s: float = Field(default=3600, gt=0, allow_inf_nan=False)
+    """Most seconds that a WebSocket stays open. An answer that runs then is finished."""
     max_num_tools: int = Field(default=128, ge=0, le=MAX_NUM_TOOLS)
     """Tools that one request may offer to the model."""
     max_tools_bytes: int = Field(default=64 * 2**10, ge=0)

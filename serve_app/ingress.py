@@ -46,6 +46,7 @@ from serve_app.api.requests.context import ApiContext
 from serve_app.api.rerank.routes import RerankApi
 from serve_app.api.responses.background import BackgroundResponses
 from serve_app.api.responses.routes import ResponsesApi
+from serve_app.api.responses.sockets import IsStopping, Sockets
 from serve_app.api.score.routes import ScoreApi
 from serve_app.api.server.devices import DevicesApi
 from serve_app.api.server.metrics import MetricsApi
@@ -53,6 +54,7 @@ from serve_app.api.server.models import ModelsApi
 from serve_app.api.server.status import StatusApi
 from serve_app.api.text_generation.routes import TextGenerationApi
 from serve_app.api.tokenize.routes import TokenizeApi
+from serve_app.backends.models.cluster_state import replica_states
 from serve_app.backends.models.devices import Devices, DeviceSources
 from serve_app.backends.models.serving_states import AskStates, ServingStates
 from serve_app.backends.models.snapshots import (
@@ -63,6 +65,7 @@ from serve_app.backends.models.snapshots import (
 )
 from serve_app.backends.replicas.handles import Handle, ask_all
 from serve_app.backends.replicas.key_ledger import HandleLedger, Ledger
+from serve_app.backends.replicas.replica_departures import STOPPING
 from serve_app.backends.replicas.replica_reports import HandleReports
 from serve_app.clock import Clock, SystemClock
 from serve_app.config import AppConfig
@@ -84,6 +87,7 @@ from serve_app.middleware.in_process import InProcessRoutes
 from serve_app.middleware.rate_limits import RateLimitMiddleware
 from serve_app.middleware.request_guard import RequestGuardMiddleware
 from serve_app.middleware.slow_reader import SlowReaderMiddleware
+from serve_app.middleware.sockets import SocketMiddleware
 from serve_app.middleware.tracing import TracingMiddleware
 from serve_app.playground.page import install_page
 from serve_app.served_models import ApplicationDescription, HandleModels, ModelBackends, catalog_of
@@ -129,6 +133,7 @@ class AppParts(ModelBackends):
         tracer: Traces POST requests; None traces none.
         on_shutdown: Called once the application has answered its last request.
         watches: Coroutines that run while the application does.
+        is_stopping: Asks whether the ingress is about to end; None: nothing waits for connections.
     """
 
     keys: KeyRing | None = None
@@ -144,6 +149,7 @@ class AppParts(ModelBackends):
     tracer: Tracer | None = None
     on_shutdown: Sequence[Callable[[], Awaitable[None]]] = ()
     watches: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
+    is_stopping: IsStopping | None = None
 
 
 def build_app(parts: AppParts) -> FastAPI:
@@ -152,6 +158,7 @@ def build_app(parts: AppParts) -> FastAPI:
     states = ServingStates(parts.ask_states)
     catalog = catalog_of(parts, states)
     jobs = Jobs.of(parts.config.jobs, parts.clock.unix_s)
+    sockets = Sockets(limits, parts.config.cors.allowed_origins, stores_responses=jobs is not None)
     images = parts.images or ImageFetcher(limits)
     structured = parts.config.structured_outputs
     context = ApiContext(
@@ -178,8 +185,8 @@ def build_app(parts: AppParts) -> FastAPI:
         redirect_slashes=False,
         # With any global tracer provider it would emit query strings, with the secrets in them.
         telemetry={"tracing": False, "metrics": False, "logs": False},
-        lifespan=_lifespan(context, parts),
-        middleware=list(_middleware(parts)),
+        lifespan=_lifespan(context, parts, sockets),
+        middleware=list(_middleware(parts, sockets)),
     )
     app.state.limits = limits
     install_error_handlers(app)
@@ -188,7 +195,7 @@ def build_app(parts: AppParts) -> FastAPI:
 
 
 def _lifespan(
-    context: ApiContext, parts: AppParts
+    context: ApiContext, parts: AppParts, sockets: Sockets
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     """Return a lifespan that asks every model for its description at startup, and runs watches.
 
@@ -203,6 +210,8 @@ def _lifespan(
         watches = [context.catalog.get_all, *parts.watches]
         if jobs is not None:
             watches += _runners(app, parts, context, jobs)
+        if parts.is_stopping is not None:
+            watches.append(partial(sockets.watch, parts.is_stopping))
         tasks = [asyncio.create_task(each()) for each in watches]
         yield
         for task in tasks:
@@ -241,14 +250,16 @@ def _install_surfaces(app: FastAPI, context: ApiContext) -> None:
     install_page(app)
 
 
-def _middleware(parts: AppParts) -> Iterator[Middleware]:
+def _middleware(parts: AppParts, sockets: Sockets) -> Iterator[Middleware]:
     """Yield the middleware that a request passes through, outermost first.
 
+    The frames of WebSockets come as requests from the outermost, so all others apply to them.
     Every request gets an id and a line in the access log, and a span if it is traced. Slow readers
     are dropped. A request without a key learns nothing beyond the 401. A request that is too large
     is refused before it is charged to a key.
     """
     limits, keys, ledger = parts.config.limits, parts.keys, parts.ledger
+    yield Middleware(SocketMiddleware, sockets=sockets, limits=limits)
     yield Middleware(RequestIdMiddleware, serve_echoes_id=parts.serve_echoes_id)
     if parts.tracer is not None:
         yield Middleware(TracingMiddleware, tracer=parts.tracer)
@@ -386,6 +397,7 @@ class Ingress:
             ),
             serve_echoes_id=True,
             tracer=tracer,
+            is_stopping=partial(_is_stopping, context),
             on_shutdown=[models.aclose, partial(asyncio.to_thread, self._ray_metrics.close)],
             watches=[
                 *models.watches,
@@ -409,6 +421,17 @@ class Ingress:
 def _own_handle(context: serve.context.ReplicaContext) -> Handle:
     """Return a handle to all replicas of the ingress."""
     return serve.get_deployment_handle(context.deployment, context.app_name)
+
+
+async def _is_stopping(context: serve.context.ReplicaContext) -> bool:
+    """Return whether Serve stops this replica of the ingress. It tells a replica nothing of that.
+
+    Raises:
+        Exception: The controller does not answer.
+    """
+    states = await replica_states(context.app_name, context.deployment)
+    # A controller that has been restarted knows no replica at first.
+    return bool(states) and states.get(context.replica_id.unique_id, STOPPING) == STOPPING
 
 
 def listening_host() -> str | None:

@@ -83,6 +83,21 @@ class MissingScopeError(RaystreamError):
     code = "missing_scope"
 
 
+class ForeignOriginError(RaystreamError):
+    """A web page of another origin asks for a WebSocket."""
+
+    status = 403
+    type = "permission_error"
+    code = "foreign_origin"
+
+
+class UpgradeRequiredError(InvalidRequestError):
+    """The route speaks WebSocket, which was not asked for; or WebSocket is not spoken there."""
+
+    status = 426
+    code = "upgrade_required"
+
+
 class RateLimitError(RaystreamError):
     """The API key has used up its rate limit."""
 
@@ -108,6 +123,12 @@ class InvalidImageError(InvalidRequestError):
     """An image can't be read. The message never repeats the decoder's words."""
 
     code = "invalid_image"
+
+
+class SocketAgeError(InvalidRequestError):
+    """A WebSocket has been open for as long as it may."""
+
+    code = "websocket_connection_limit_reached"
 
 
 class ModelNotFoundError(InvalidRequestError):
@@ -139,7 +160,7 @@ class JobNotFoundError(InvalidRequestError):
 
 
 class PreviousResponseError(InvalidRequestError):
-    """The API key has no response of the id that a request goes on from."""
+    """The response that a request continues is not kept."""
 
     code = "previous_response_not_found"
 

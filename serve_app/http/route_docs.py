@@ -33,6 +33,7 @@ ERROR_CAUSES: Final[dict[int, str]] = {
     413: "The body is too large.",
     415: "The body is not declared to be JSON, or a form where a file is sent, or is compressed.",
     429: "The API key has used up its limits. Retry-After says when to come back.",
+    426: "The route speaks WebSocket, which was not asked for, or can't be spoken here or now.",
     431: "The headers are too large.",
     500: "The server has failed at this request.",
     503: "A replica is overloaded, loading or gone, or the store of files, batches and "

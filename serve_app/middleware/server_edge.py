@@ -61,17 +61,19 @@ class ServerEdgeMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; most requests need no change."""
-        if scope["type"] == "http":
-            if self._replica is not None:
-                if is_misdirected(scope["headers"], self._replica):
-                    refusal = error_response(ReplicaUnavailableError(MISDIRECTED))
-                    await refusal(scope, receive, send)
-                    return
-                if scope["path"].endswith(HEALTH_PATH):
-                    send = with_replica(send, self._replica)
-            scope["headers"] = with_valid_id(scope["headers"])
-            if scope["http_version"] == "1.0":
-                send = without_chunks(send)
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if self._replica is not None:
+            if is_misdirected(scope["headers"], self._replica):
+                refusal = error_response(ReplicaUnavailableError(MISDIRECTED))
+                await refusal(scope, receive, send)
+                return
+            if scope["path"].endswith(HEALTH_PATH):
+                send = with_replica(send, self._replica)
+        scope["headers"] = with_valid_id(scope["headers"])
+        if scope["type"] == "http" and scope["http_version"] == "1.0":
+            send = without_chunks(send)
         await self._app(scope, receive, send)
 
 

@@ -76,6 +76,11 @@ def queued_events(begun: ResponseBody) -> tuple[bytes, int]:
     return b"".join(events), len(events)
 
 
+def empty_response(begun: ResponseBody) -> ResponseBody:
+    """Return a response for which nothing was generated."""
+    return _ended(begun, [], "completed", Usage.of(0, 0, 0))
+
+
 class ResponseWriter:
     """Frames one answer as the events of a response.
 

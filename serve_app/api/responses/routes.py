@@ -1,25 +1,29 @@
 """`/v1/responses`: OpenAI's responses, streamed or whole, and the store of them.
 
 A response that its client waits for is generated here. One in the background is queued, and run by
-`serve_app.jobs.response_runner`.
+`serve_app.jobs.response_runner`. `GET /v1/responses` is the handshake of the WebSocket, whose
+frames come as POSTs; see `serve_app.middleware.sockets`.
 """
 
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request
+from starlette import status
 from starlette.responses import Response
 
-from deployments.contract.errors import InvalidRequestError
+from deployments.contract.errors import InvalidRequestError, UpgradeRequiredError
 from serve_app.api.answers.stream import written_events
 from serve_app.api.requests.context import ApiContext
 from serve_app.api.requests.job_lists import After, Order, jobs_of, owner_of
 from serve_app.api.requests.open_answer import open_answer
-from serve_app.api.responses.answer import ResponseWriter, whole_response
+from serve_app.api.responses.answer import ResponseWriter, empty_response, whole_response
 from serve_app.api.responses.background import BackgroundResponses, NoStream, followed
 from serve_app.api.responses.schema import ResponseBody, ResponsesEvent, ResponsesRequest
+from serve_app.api.responses.sockets import HANDSHAKE, RequireRoom
 from serve_app.api.responses.stored_schema import InputItemList, ResponseDeleted
 from serve_app.api.responses.storing import Plan, ResponseStoring
 from serve_app.http.json_route import JsonRoute
+from serve_app.http.request_id import request_id_of
 from serve_app.http.route_docs import event_stream
 from serve_app.jobs.responses import StoredResponse
 from serve_app.streaming.event_id import refuse_last_event_id
@@ -32,6 +36,11 @@ _EXAMPLE: Final = (
 )
 
 MAX_EVENT: Final = 2**53
+
+WARMS_UP: Final = "warms_up"
+"""Set in the state of a POST that is a frame with `generate: false`: nothing is generated for it,
+and the connection keeps its input for the next frame.
+"""
 
 
 class ResponsesApi:
@@ -57,6 +66,9 @@ class ResponsesApi:
             ),
         )
         router.routes += bodies.routes
+        router.add_api_route(
+            "/v1/responses", self.connect, methods=["GET"], include_in_schema=False
+        )
         router.add_api_route(
             "/v1/responses/{response_id}",
             self.retrieve,
@@ -86,17 +98,37 @@ class ResponsesApi:
         )
         return router
 
+    async def connect(self, request: Request) -> Response:
+        """Answer a handshake: 101 accepts it."""
+        require_room: RequireRoom | None = getattr(request.state, HANDSHAKE, None)
+        if require_room is None:
+            raise UpgradeRequiredError(
+                "GET /v1/responses speaks WebSocket: send the headers of its handshake, or "
+                "POST /v1/responses."
+            )
+        require_room(request.headers)
+        return Response(status_code=status.HTTP_101_SWITCHING_PROTOCOLS)
+
     async def create(
         self, body: ResponsesRequest, request: Request
     ) -> ResponseBody | EventStreamResponse:
         """Answer with one response, whole or as a stream of events, or queue it."""
         refuse_last_event_id(request.headers)
+        if getattr(request.state, WARMS_UP, False):
+            return await self._warm_up(body, request_id_of(request))
         plan = await self._storing.plan(body, request)
         if body.background:
             return await self._queue(plan)
         return await self._context.answer(
             body.model, lambda: self._answer(plan), streams=bool(body.stream)
         )
+
+    async def _warm_up(self, body: ResponsesRequest, request_id: str) -> ResponseBody:
+        """Return a response without output, if the model and the body are what a request needs."""
+        model = await self._context.models.find(body.model)
+        now_s = int(self._context.clock.unix_s())
+        begun = ResponseBody.begin(f"resp_{request_id}", now_s, model.description.id, body)
+        return empty_response(begun)
 
     async def _answer(self, plan: Plan) -> ResponseBody | EventStreamResponse:
         body, clock = plan.body, self._context.clock

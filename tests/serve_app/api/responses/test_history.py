@@ -1,0 +1,47 @@
+from serve_app.api.responses.history import Histories
+
+ITEM = {"type": "message", "role": "user", "content": "a" * 100}
+
+
+def test_a_connection_s_last_conversation_is_found_by_its_response() -> None:
+    histories = Histories()
+    histories.keep("a", "resp_1", [ITEM])
+    histories.keep("a", "resp_2", [ITEM, ITEM])
+    assert histories.find("a", "resp_1") is None
+    assert histories.find("a", "resp_2") == [ITEM, ITEM]
+    assert histories.find("b", "resp_2") is None
+
+
+def test_what_is_found_can_be_changed() -> None:
+    histories = Histories()
+    histories.keep("a", "resp_1", [ITEM])
+    found = histories.find("a", "resp_1")
+    assert found is not None
+    found.clear()
+    assert histories.find("a", "resp_1") == [ITEM]
+
+
+def test_a_connection_that_ends_leaves_nothing() -> None:
+    histories = Histories(max_bytes=200)
+    for _ in range(3):
+        histories.keep("a", "resp_1", [ITEM])
+        histories.forget("a")
+    histories.forget("a")
+    histories.keep("b", "resp_2", [ITEM])
+    assert histories.find("a", "resp_1") is None
+    assert histories.find("b", "resp_2") == [ITEM]
+
+
+def test_what_was_used_longest_ago_is_forgotten_first() -> None:
+    histories = Histories(max_bytes=350)  # two of some 150
+    for name in ("a", "b"):
+        histories.keep(name, "resp_1", [ITEM])
+    histories.find("a", "resp_1")
+    histories.keep("c", "resp_1", [ITEM])
+    assert [name for name in "abc" if histories.find(name, "resp_1") is None] == ["b"]
+
+
+def test_a_conversation_of_more_than_all_may_take_is_not_kept() -> None:
+    histories = Histories(max_bytes=100)
+    histories.keep("a", "resp_1", [ITEM])
+    assert histories.find("a", "resp_1") is None
