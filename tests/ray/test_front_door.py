@@ -16,8 +16,8 @@ from tests.serve_app.sse_decoder import events_of
 
 pytestmark = pytest.mark.slow
 
-JOBS = ("/v1/files", "/v1/batches")
-"""Operations that `make serve` refuses: it keeps no files."""
+JOBS = ("/v1/files", "/v1/batches", "/v1/responses/")
+"""Operations that `make serve` refuses: it keeps no files and no responses."""
 
 STREAMS = {"/v1/chat/completions", "/v1/completions", "/text-generation"}
 
