@@ -4,10 +4,9 @@ Owns the waiting queue; the KV table owns the occupancy of the KV memory. It dec
 tensors, no I/O.
 
 Policy: every decoding sequence gets its one token. The rest of the step's token budget, or as much
-of it as does not keep those waiting for long, goes to
-prefill chunks: first to prompts already begun, then to the waiting queue. A prompt with images
-can't be cut into chunks, so it runs when it fits into the remaining budget, or when the step has no
-other prefill.
+of it as does not keep running sequences waiting for long, goes to prefill chunks: first to prompts
+already begun, then to the waiting queue. A prompt with images can't be cut into chunks, so it runs
+when it fits into the remaining budget, or when the step has no other prefill.
 
 Sequences that another engine had accepted wait before those that are new: their clients have been
 promised an answer, and most have seen a part of it. Otherwise the oldest goes first. New sequences

@@ -228,20 +228,16 @@ class ResponseSocket:
         previous = body.pop("previous_response_id", None)
         given = _items(body.get("input"))
         history = self._history(previous)
+        body["stream"] = generates
         if history is None:
-            return Turn(
-                {**body, "previous_response_id": previous, "stream": generates},
-                None,
-                previous,
-                generates,
-            )
+            body["previous_response_id"] = previous
+            return Turn(body, None, previous, generates)
         items = [*history, *(given or ())]
         if given is not None:
             body["input"] = items
         if not (generates or items):
             # What comes later may be all of the input, but a POST needs some.
             body["input"] = " "
-        body["stream"] = generates
         return Turn(body, items, previous, generates)
 
     def _history(self, previous: Any) -> Items | None:
