@@ -8,11 +8,13 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
 import pytest
 
+from deployments.engine.engine import Engine
 from deployments.generator_replica import GeneratorReplica
 from tests.faults import test_lost_at_each_token
 from tests.faults.ingress_process import Ingress, context, listening_replica
@@ -22,6 +24,8 @@ from tests.serve_app.local_replica import local_generator
 RESPONSES = "/v1/responses"
 DEADLINE_S = 300
 NUM_TOKENS = 96
+NUM_STEPS = 40
+"""Of the engine until the kill: what has begun by then has not ended."""
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +34,21 @@ def generator() -> Iterator[GeneratorReplica]:
         test_lost_at_each_token.FOLDER, max_model_len=384, max_num_seqs=16
     ) as made:
         yield made
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
+    """Return the event that the engine waits for before it goes on."""
+    killed, step, left = Event(), Engine.step, iter(range(NUM_STEPS))
+
+    def waiting_step(self: Engine) -> Any:
+        if next(left, None) is None:
+            assert killed.wait(DEADLINE_S)
+        return step(self)
+
+    monkeypatch.setattr(Engine, "step", waiting_step)
+    yield killed
+    killed.set()
 
 
 async def create(client: httpx.AsyncClient, url: str, at: int) -> str:
@@ -72,7 +91,11 @@ async def until_killed(client: httpx.AsyncClient, url: str, id_: str, events: li
 @pytest.mark.slow
 @pytest.mark.parametrize("num_responses", [12, pytest.param(50, marks=pytest.mark.soak)])
 async def test_the_events_of_a_killed_ingress_go_on_at_another(
-    generator: GeneratorReplica, tmp_path: Path, record: Record, num_responses: int
+    generator: GeneratorReplica,
+    tmp_path: Path,
+    record: Record,
+    killed: Event,
+    num_responses: int,
 ) -> None:
     processes, description = context(), await generator.describe()
     async with (
@@ -93,8 +116,9 @@ async def test_the_events_of_a_killed_ingress_go_on_at_another(
                 for id_, events in zip(ids, seen, strict=True)
             ]
             probe: list[Any] = []
-            await read(client, other.url, ids[0], probe, most=12)
+            await read(client, other.url, ids[0], probe, most=6)
             victim.kill()
+            killed.set()
             await asyncio.gather(*readers)
             num_open = sum(not has_ended(events) for events in seen)
             await asyncio.gather(

@@ -1,6 +1,8 @@
 """Ten times as many clients as the replicas admit, and a death among it."""
 
 import asyncio
+from collections.abc import AsyncIterator, Set
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -56,20 +58,29 @@ class Crowd:
                     self.refused_traces.append(trace)
                 await asyncio.sleep(BACKOFF_S)
 
-    async def press(self, duration_s: float) -> None:
-        """Ask for some seconds."""
-        self.is_over.clear()
+    @asynccontextmanager
+    async def pressing(self) -> AsyncIterator[None]:
+        """Ask while the block runs, and read all answers that have begun."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(NUM_CLIENTS):
                 tasks.create_task(self.ask())
-            await asyncio.sleep(duration_s)
+            yield
             self.is_over.set()
 
     @property
     def begun(self) -> str | None:
-        """The id of a request whose answer has only just begun."""
-        early = (name for name, a in self.asking.items() if 0 < a.num_tokens < NUM_TOKENS // 4)
-        return next(early, None)
+        """The id of the request whose answer has begun last."""
+        begun = {name: a.num_tokens for name, a in self.asking.items() if a.num_tokens}
+        return min(begun, key=begun.__getitem__, default=None)
+
+    @property
+    def num_moved(self) -> int:
+        """How many answers have told until now that they moved."""
+        return sum(bool(answer.lost_at) for answer in (*self.asking.values(), *self.answers))
+
+    async def until_moved_or_ended(self, request_ids: Set[str]) -> None:
+        """Wait until an answer has moved, or all answers to some requests have ended."""
+        await reached(lambda: bool(self.num_moved) or request_ids.isdisjoint(self.asking))
 
 
 @dataclass(frozen=True)
@@ -87,18 +98,26 @@ async def pressed(changing_server: ChangingServer, duration_s: float) -> Pressed
     replicas, ingresses = Replicas(changing_server.folder), Ingresses(changing_server.server)
     async with client_of(changing_server.server) as client:
         expected = await read(client, BODY)
-        await Crowd(client).press(WARM_S)
+        async with Crowd(client).pressing():
+            await asyncio.sleep(WARM_S)
         before = ingresses.rss_bytes()
         crowd = Crowd(client)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(crowd.press(duration_s))
-            tasks.create_task(_kill_one_after(crowd, replicas, duration_s / 3))
+        async with crowd.pressing():
+            await asyncio.gather(
+                asyncio.sleep(duration_s), _lose_one_after(crowd, replicas, duration_s / 3)
+            )
         return Pressed(expected, crowd, ingresses.rss_bytes() - before)
 
 
-async def _kill_one_after(crowd: Crowd, replicas: Replicas, delay_s: float) -> None:
-    """Kill the replica of an answer that has begun, some seconds after the first request."""
+async def _lose_one_after(crowd: Crowd, replicas: Replicas, delay_s: float) -> None:
+    """Kill the replica of an answer that has begun, some seconds after the first request.
+
+    The clients read more slowly than the replicas write, so that replica may have sent all that it
+    had: then there was nothing to lose, and another one is killed.
+    """
     await asyncio.sleep(delay_s)
-    await reached(lambda: crowd.begun is not None)
-    assert crowd.begun is not None
-    kill(replicas.runs_of(crowd.begun)[-1])
+    while not crowd.num_moved:
+        await reached(lambda: crowd.begun is not None)
+        assert crowd.begun is not None
+        kill(replicas.runs_of(crowd.begun)[-1])
+        await crowd.until_moved_or_ended(frozenset(crowd.asking))
