@@ -17,7 +17,7 @@ import argparse
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -59,19 +59,27 @@ PARTS = {
 def prompts(loaded: LoadedModel, count: int) -> list[tuple[int, ...]]:
     """Return questions about different names, as token ids."""
     names = [entry.name for entry in load_corpus()[:: len(load_corpus()) // count][:count]]
+    return encoded_chats(loaded, [f"What does {name} do?" for name in names])
+
+
+def encoded_chats(loaded: LoadedModel, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    """Return the token ids of conversations that begin with these texts."""
     requests = [
-        GenerationRequest(
-            name, (ChatMessage("user", (TextPart(f"What does {name} do?"),)),), SamplingParams()
-        )
-        for name in names
+        GenerationRequest(text, (ChatMessage("user", (TextPart(text),)),), SamplingParams())
+        for text in texts
     ]
     encoded = PromptEncoder(loaded.tokenizer, loaded.processor).encode(requests)
     return [prompt.token_ids for prompt in encoded if isinstance(prompt, EncodedPrompt)]
 
 
-def engine_speed(loaded: LoadedModel, batch: list[tuple[int, ...]], num_tokens: int) -> float:
-    """Answer all prompts at once; return tokens per second."""
-    engine = Engine(loaded, EngineLimits(len(batch), 256, 512))
+def engine_speed(
+    loaded: LoadedModel,
+    batch: list[tuple[int, ...]],
+    num_tokens: int,
+    max_num_seqs: int | None = None,
+) -> float:
+    """Answer all prompts, at most `max_num_seqs` or all at once; return tokens per second."""
+    engine = Engine(loaded, EngineLimits(max_num_seqs or len(batch), 256, 512))
     engine.warm_up()
     started = time.perf_counter()
     add_all(engine, batch, num_tokens)

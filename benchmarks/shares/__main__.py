@@ -7,15 +7,19 @@ It serves a random model of 3 million parameters as `make serve` does, with keys
 - a key with one client, by itself and beside a key with 50;
 - long streams of low priority that fill two replicas, while requests of a better one come at a
   steady rate: their time to a first token beside that of an idle server, whether the long texts
-  are the same, and tokens a second beside those of the long streams by themselves.
+  are the same, and tokens a second beside those of the long streams by themselves;
+- a batch by itself: its tokens a second beside those of the engine alone, with as many sequences at
+  once; and requests that come at a steady rate beside a batch.
 
 No two runs that are timed have a prompt in common, so none finds its prompts in the prefix cache.
 
-Run: python -m benchmarks.shares [--seconds 60] [--cases weights,crowd,priorities] [--out FOLDER]
+Run: python -m benchmarks.shares [--seconds 60] [--cases NAMES] [--out FOLDER], with `weights`,
+`crowd`, `batch` and `priorities`, or some of them.
 """
 
 import argparse
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,17 +28,28 @@ from rich.console import Console
 
 from benchmarks.cpu_shapes import save_three_million
 from benchmarks.serving.rounds import words_of
-from benchmarks.shares.cases import measure_crowd, measure_priorities, measure_weights, warm_up
+from benchmarks.shares.batch import engine_speed_of
+from benchmarks.shares.cases import (
+    ClientOf,
+    measure_batch,
+    measure_crowd,
+    measure_priorities,
+    measure_weights,
+    warm_up,
+)
 from benchmarks.shares.client import Client
 from benchmarks.shares.report import Report
 from benchmarks.shares.server import MODEL, serving
+
+Measure = Callable[[ClientOf, float, Report], None]
+"""Measures a case for some seconds."""
 
 
 def main() -> None:
     """Measure, print the table, and draw the plots."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=60, help="of each measurement")
-    parser.add_argument("--cases", default="weights,crowd,priorities")
+    parser.add_argument("--cases", default="weights,crowd,batch,priorities")
     parser.add_argument(
         "--out", type=Path, default=Path("build"), help="the folder of the plots and logs"
     )
@@ -53,19 +68,22 @@ def measured(cases: set[str], seconds: float, out: Path) -> Report:
     with TemporaryDirectory() as name:
         folder = Path(name)
         words = words_of(save_three_million(folder / MODEL))
-        for number, ingresses, case, measure in (
-            (1, "one ingress", "crowd", measure_crowd),
-            (2, "two ingresses", "priorities", measure_priorities),
-        ):
-            if not {"weights", case} & cases:
+        batch = partial(measure_batch, engine_speed_of=partial(engine_speed_of, folder / MODEL))
+        servers: tuple[tuple[int, str, dict[str, Measure]], ...] = (
+            (1, "one ingress", {"crowd": measure_crowd, "batch": batch}),
+            (2, "two ingresses", {"priorities": measure_priorities}),
+        )
+        for number, ingresses, measures in servers:
+            if not {"weights", *measures} & cases:
                 continue
             with serving(folder, out, number, number) as port:
                 client_of = partial(Client, port, words)
                 warm_up(client_of)
                 if "weights" in cases:
                     measure_weights(client_of, seconds, ingresses, report)
-                if case in cases:
-                    measure(client_of, seconds, report)
+                for case, measure in measures.items():
+                    if case in cases:
+                        measure(client_of, seconds, report)
     return report
 
 

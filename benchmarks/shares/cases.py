@@ -1,10 +1,12 @@
 """The cases: each runs its load, adds figures to the report, and compares them with the bars."""
 
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Sequence
 
 import uvloop
 
-from benchmarks.shares.client import Client, run_for
+from benchmarks.shares.batch import running_batch
+from benchmarks.shares.client import NUM_TOKENS, Client, run_for
 from benchmarks.shares.report import Report, points_of
 from benchmarks.shares.server import KEYS
 
@@ -23,8 +25,16 @@ WARM_UP_S = 2.0
 
 MAX_ERROR, MIN_RATE = 0.10, 0.9
 
+MOST_LINES_PER_S = 200
+"""More lines of a batch than are answered in a second."""
+
+FIRST_LINES = 64
+"""Lines of a batch that are answered before it is measured."""
+
 ClientOf = Callable[[str], Client]
 """Makes the client of a run, by the run's name."""
+
+EngineSpeedOf = Callable[[Sequence[str]], float]
 
 
 def warm_up(client_of: ClientOf) -> None:
@@ -87,6 +97,41 @@ def measure_priorities(client_of: ClientOf, seconds: float, report: Report) -> N
         is_met=rate >= MIN_RATE * alone_rate,
     )
     compare_texts(both, client_of(both_name), report)
+
+
+def measure_batch(
+    client_of: ClientOf, seconds: float, report: Report, engine_speed_of: EngineSpeedOf
+) -> None:
+    """Measure a batch by itself, beside the engine alone, and requests beside a batch.
+
+    Args:
+        client_of: See `ClientOf`.
+        seconds: Of each measurement.
+        report: Gets the figures.
+        engine_speed_of: Returns the tokens a second of the engine alone for texts like the batch's.
+    """
+    idle_name, both_name = "chat, server without a batch", "chat, beside a batch"
+    idle, batch, both = map(client_of, (idle_name, "a batch by itself", both_name))
+    num_lines = int(MOST_LINES_PER_S * (seconds + 2 * WARM_UP_S))
+    _, end_s = run_for(seconds, [idle.ask_at_a_rate("chat", CHAT_RATE, num_tokens=CHAT_TOKENS)])
+    report.add_ttfts(idle_name, idle.of("chat"), end_s)
+    engine_speed = engine_speed_of([client_of("engine").prompt("", str(at)) for at in range(256)])
+    with running_batch(batch, num_lines, NUM_TOKENS) as running:
+        running.wait_for(FIRST_LINES)
+        began_s, num_before = time.perf_counter(), running.num_completed
+        time.sleep(seconds)
+        num_lines_done = running.num_completed - num_before
+        speed = num_lines_done * NUM_TOKENS / (time.perf_counter() - began_s)
+    report.add(
+        "tokens a second of a batch beside those of the engine alone",
+        f"{speed / engine_speed:.2f} ({speed:.0f} to {engine_speed:.0f})",
+        f"at least {MIN_RATE}",
+        is_met=speed >= MIN_RATE * engine_speed,
+    )
+    with running_batch(both, num_lines, NUM_TOKENS) as running:
+        running.wait_for(FIRST_LINES)
+        _, end_s = run_for(seconds, [both.ask_at_a_rate("chat", CHAT_RATE, num_tokens=CHAT_TOKENS)])
+    report.add_ttfts(both_name, both.of("chat"), end_s, idle_name)
 
 
 def compare_texts(disturbed: Client, again: Client, report: Report) -> None:

@@ -106,10 +106,25 @@ class Client:
         self._words = words
         self._run = run
 
+    @property
+    def url(self) -> str:
+        """The server's."""
+        return f"http://127.0.0.1:{self._port}"
+
     def prompt(self, key: str, name: str) -> str:
         """Return a request's prompt, which no other key and no other run has."""
         chosen = random.Random(f"{self._run} {key} {name}").choices(self._words, k=50)
         return "".join(chosen).strip()
+
+    def body(self, key: str, name: str, *, num_tokens: int) -> dict[str, object]:
+        """Return the body of a request that is not streamed; see `ask`."""
+        return {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": self.prompt(key, name)}],
+            "temperature": 0,
+            "max_tokens": num_tokens,
+            "ignore_eos": True,
+        }
 
     async def ask(
         self, key: str, name: str, *, num_tokens: int = NUM_TOKENS, priority: int = 0
@@ -124,11 +139,7 @@ class Client:
         """
         body = json.dumps(
             {
-                "model": MODEL,
-                "messages": [{"role": "user", "content": self.prompt(key, name)}],
-                "temperature": 0,
-                "max_tokens": num_tokens,
-                "ignore_eos": True,
+                **self.body(key, name, num_tokens=num_tokens),
                 "priority": priority,
                 "stream": True,
                 "stream_options": {"include_usage": True, "continuous_usage_stats": True},

@@ -54,6 +54,7 @@ def serving(folder: Path, out: Path, num_ingresses: int, num_replicas: int) -> I
     config = configuration(parsed(arguments))
     application = config["applications"][0]
     application["args"]["auth"]["api_keys_file"] = str(keys_file)
+    application["args"]["jobs"] = {"folder": str(folder / "jobs")}
     application["args"]["models"][0]["num_cpus"] = 0.4
     for section, number in zip(
         application["deployments"], (num_ingresses, num_replicas), strict=True
