@@ -4,7 +4,8 @@ The request's id says how: `kill-encoding-...` kills the process that encodes it
 `kill-at-40-...` the process whose engine samples its 40th token. With `raise-at-40-...` the engine
 raises an error there, with `end-at-40-...` its thread ends, and with `hang-at-40-...` it waits for
 ever; these three spare an answer that has moved. `slow-...` makes each of its steps take longer,
-and `held-NAME-...` does so until a test releases NAME. Everything else is the shipped generator's.
+and `held-NAME-...` does so until a test releases NAME; where the server chooses the id, the last
+message may begin with that instead. Everything else is the shipped generator's.
 """
 
 import json
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from deployments.contract.errors import RaystreamError
 from deployments.contract.generation import GenerationEvent, GenerationRequest
+from deployments.contract.messages import ChatMessage, TextPart
 from deployments.contract.output import TextDelta
 from deployments.engine.engine import Engine
 from deployments.engine.invariants import InvariantError
@@ -86,6 +88,7 @@ class FragileGenerator(Watched, TextGenerator):
 
     def _start(self) -> None:
         self._num_resumed: dict[str, int] = {}
+        self._asked: dict[str, str] = {}  # how the last message of a request begins
         super()._start()
         facts = self._facts
         self._encoder = FragileEncoder(
@@ -123,7 +126,8 @@ class FragileGenerator(Watched, TextGenerator):
         return placed
 
     def _is_slow(self, name: str) -> bool:
-        if held := _HELD.match(name):
+        held = _HELD.match(name) or _HELD.match(self._asked.get(name.rpartition("-")[0], ""))
+        if held:
             return not (self._folder / RELEASED / held[1]).exists()
         return name.startswith(_SLOW)
 
@@ -136,6 +140,9 @@ class FragileGenerator(Watched, TextGenerator):
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
         self._num_resumed[request.request_id] = len(request.generated_token_ids)
+        match request.prompt:
+            case (*_, ChatMessage(parts=(TextPart(text), *_))) if _HELD.match(text):
+                self._asked[request.request_id] = text
         async for events in super().generate(request):
             yield events
 

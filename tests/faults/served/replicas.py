@@ -86,6 +86,10 @@ class Replicas:
         """Let requests run at full speed whose ids begin with `held-NAME-`."""
         (self.folder / RELEASED / name).touch()
 
+    def hold(self, name: str) -> None:
+        """Slow down again what was released."""
+        (self.folder / RELEASED / name).unlink()
+
     @property
     def are_idle(self) -> bool:
         """Whether no living replica holds a sequence or a permit."""
