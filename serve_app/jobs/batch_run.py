@@ -8,7 +8,8 @@ when they come. Where there is no room for it, it is asked again until there is.
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from io import BufferedReader
 from typing import Any, Final, Protocol
@@ -106,16 +107,18 @@ class BatchRun:
         self._meter = meter
         self._slots = asyncio.Semaphore(jobs.config.max_running_lines)
 
-    async def run(self, batch: Batch, stopped: asyncio.Event) -> None:
+    async def run(self, batch: Batch, stopped: asyncio.Event, yielding: asyncio.Event) -> None:
         """Run a batch; if that fails, its lease runs out, and then it is claimed again.
 
         Args:
             batch: Its lease is the ingress's.
             stopped: Set when its lines shall run no more; it is ended then.
+            yielding: Set when no further lines shall begin; its lease is given back once those
+                that run have their results.
         """
         try:
             try:
-                await self._run(batch, stopped)
+                await self._run(batch, stopped, yielding)
             except* BatchFaultError as failed:
                 fault = next(
                     each.fault for each in failed.exceptions if isinstance(each, BatchFaultError)
@@ -126,7 +129,7 @@ class BatchRun:
         except* JobsUnavailableError:
             pass  # the store has logged it
 
-    async def _run(self, batch: Batch, stopped: asyncio.Event) -> None:
+    async def _run(self, batch: Batch, stopped: asyncio.Event, yielding: asyncio.Event) -> None:
         batches = self._jobs.batches
         standing = self._standing_of(batch.owner)
         if batch.status in (Status.VALIDATING, Status.IN_PROGRESS) and standing is None:
@@ -134,7 +137,8 @@ class BatchRun:
             await self._end(batch, Status.FAILED, fault)
             return
         if batch.status is Status.VALIDATING:
-            num_lines = await (await self._input(batch)).count()
+            with self._reading(batch):
+                num_lines = await (await self._input(batch)).count()
             if (wrong := self._fault(num_lines)) is not None:
                 await self._end(batch, Status.FAILED, wrong)
                 return
@@ -148,10 +152,13 @@ class BatchRun:
                 return
             # It was stopped as late, but the clock was set back.
             stopped.clear()
-            await self._until(stopped, self._run_lines(batch, standing))
+            await self._until(stopped, self._run_lines(batch, standing, yielding))
             batch = await batches.finalize(self._name, batch)
             if batch.status is Status.IN_PROGRESS and not stopped.is_set():
-                raise BatchFaultError(FILE_MISSING)
+                if not yielding.is_set():
+                    raise BatchFaultError(FILE_MISSING)
+                await batches.give_back(self._name, batch.id)
+                return
         ended = Status.CANCELLED if batch.status is Status.CANCELLING else Status.COMPLETED
         await self._end(batch, ended)
 
@@ -190,6 +197,28 @@ class BatchRun:
             raise BatchFaultError(FILE_MISSING)
         return BatchInput(self._jobs.store, file, batch.endpoint, self._limits)
 
+    async def _lines(self, batch: Batch) -> AsyncGenerator[Line, None]:
+        """Yield the lines of a batch's file; see `_input` and `_reading` for errors."""
+        with self._reading(batch):
+            async for line in (await self._input(batch)).lines():
+                yield line
+
+    @contextmanager
+    def _reading(self, batch: Batch) -> Iterator[None]:
+        """Give a batch that is late an end even if its file can't be read; others wait for it.
+
+        Raises:
+            BatchFaultError: The batch is late.
+            JobsUnavailableError: It is not, and may be claimed again.
+        """
+        try:
+            yield
+        except JobsUnavailableError as error:
+            if self._jobs.store.unix_s() < batch.due_s:
+                raise
+            message = f"The file could not be read before the batch expired. {error.message}"
+            raise BatchFaultError(Fault("file_unreadable", message, "input_file_id")) from error
+
     def _fault(self, num_lines: int) -> Fault | None:
         most = self._jobs.config.max_num_lines
         if num_lines == 0:
@@ -199,8 +228,8 @@ class BatchRun:
             return Fault("too_many_lines", message, "input_file_id")
         return None
 
-    async def _run_lines(self, batch: Batch, standing: Standing) -> None:
-        """Give each line that has none a result; return when all have one."""
+    async def _run_lines(self, batch: Batch, standing: Standing, yielding: asyncio.Event) -> None:
+        """Give each line that has none a result, but begin no more once the batch yields."""
         results = _Results(self._jobs, self._name, batch, self._meter)
         done = await self._jobs.results.done(batch)
         standing = _lowest(standing, batch.tenant)
@@ -209,19 +238,24 @@ class BatchRun:
 
         async def answer(line: Line) -> None:
             try:
-                await results.add(await self._result(batch, line, standing))
+                result = await self._result(batch, line, standing, yielding)
+                if result is not None:
+                    await results.add(result)
             finally:
                 places.release()
 
-        source = await self._input(batch)
-        async with asyncio.TaskGroup() as tasks:
-            async for line in source.lines():
+        async with aclosing(self._lines(batch)) as lines, asyncio.TaskGroup() as tasks:
+            async for line in lines:
                 if line.number not in done:
                     await places.acquire()
+                    if yielding.is_set():
+                        break
                     tasks.create_task(answer(line))
 
-    async def _result(self, batch: Batch, line: Line, standing: Standing) -> Result:
-        """Ask a line until it has an answer, or an error that is final."""
+    async def _result(
+        self, batch: Batch, line: Line, standing: Standing, yielding: asyncio.Event
+    ) -> Result | None:
+        """Ask a line until it has an answer, or an error that is final; None if it has to yield."""
         if line.fault is not None:
             return faulty(batch, line, line.fault)
         request_id = f"{batch.id}_{line.number}"
@@ -230,6 +264,8 @@ class BatchRun:
         wait_s = FIRST_WAIT_S
         while True:
             async with self._slots:
+                if yielding.is_set():
+                    return None
                 answer = await self._asked(call)
             is_final = not answer.found_no_room
             if answer.lost_replicas and not is_final:
@@ -237,7 +273,9 @@ class BatchRun:
                 is_final = num_losses >= MAX_LOSSES
             if is_final:
                 return answered(batch, line, request_id, answer)
-            await asyncio.sleep(max(wait_s, min(answer.retry_after_s or 0, MAX_WAIT_S)))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(wait_s, min(answer.retry_after_s or 0, MAX_WAIT_S))):
+                    await yielding.wait()
             wait_s = min(2 * wait_s, MAX_WAIT_S)
 
     async def _asked(self, call: Call) -> CallAnswer:
@@ -255,8 +293,7 @@ class BatchRun:
         late = RaystreamError("The request did not run before the batch expired.")
         late.code = "batch_expired"
         results: list[Result] = []
-        source = await self._input(batch)
-        async for line in source.lines():
+        async for line in self._lines(batch):
             if line.number not in done:
                 results.append(faulty(batch, line, line.fault or late))
             if len(results) >= ERRORS_AT_ONCE:

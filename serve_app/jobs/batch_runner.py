@@ -9,9 +9,9 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from deployments.contract.errors import JobsUnavailableError
@@ -48,12 +48,14 @@ class _Run:
         batch: The batch when its lease was renewed last.
         began_s: When this ingress claimed it, by the monotonic clock.
         stopped: Set when its lines shall run no more.
+        yielding: Set when no further lines shall begin.
     """
 
     task: asyncio.Task[None]
     batch: Batch
     began_s: float
-    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    stopped: asyncio.Event
+    yielding: asyncio.Event
 
 
 class BatchRunner:
@@ -149,8 +151,9 @@ class BatchRunner:
     async def _make_room(self) -> None:
         """Let a batch yield its place to one of an owner who has fewer of the places here.
 
-        That is at once while the places are uneven; with an owner more than there are places, each
-        has its turn.
+        That is at once while the places are uneven. With an owner more than there are places, each
+        has its turn, and one that is over finishes the lines that run: they may take longer than
+        a turn, and would never have results otherwise.
         """
         owners = self._owners
         counts = Counter(owners.values())
@@ -163,22 +166,33 @@ class BatchRunner:
             for id_, run in self._runs.items()
             if counts[run.batch.owner] == most and run.batch.status is Status.IN_PROGRESS
         ]
-        is_uneven = most > counts[waiting[0]] + 1
-        if not is_uneven:
-            yielding = [each for each in yielding if time.monotonic() - each[0] >= TURN_S]
-        if not yielding:
+        if most == counts[waiting[0]] + 1:
+            self._end_a_turn(len(waiting), [run for _, _, run in sorted(yielding)])
+        elif yielding:
+            _, id_, run = max(yielding)  # the latest has done the least
+            run.task.cancel()
+            await asyncio.wait((run.task,))
+            await self._jobs.batches.give_back(self._name, id_)
+            await self._claim(only_of=waiting[0])
+
+    def _end_a_turn(self, num_waiting: int, runs: Sequence[_Run]) -> None:
+        """Let the batch yield that has run for the longest, if as many wait as yield already.
+
+        Args:
+            num_waiting: The owners who wait for a place.
+            runs: What may yield, the first that began first.
+        """
+        if sum(run.yielding.is_set() for run in self._runs.values()) >= num_waiting:
             return
-        # The latest has done the least, and of turns the first has had the longest.
-        _, id_, run = max(yielding) if is_uneven else min(yielding)
-        run.task.cancel()
-        await asyncio.wait((run.task,))
-        await self._jobs.batches.give_back(self._name, id_)
-        await self._claim(only_of=waiting[0])
+        for run in runs:
+            if not run.yielding.is_set() and time.monotonic() - run.began_s >= TURN_S:
+                run.yielding.set()
+                return
 
     def _start(self, batch: Batch) -> None:
-        stopped = asyncio.Event()
-        task = asyncio.create_task(self._batch_run.run(batch, stopped))
-        self._runs[batch.id] = _Run(task, batch, time.monotonic(), stopped)
+        stopped, yielding = asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(self._batch_run.run(batch, stopped, yielding))
+        self._runs[batch.id] = _Run(task, batch, time.monotonic(), stopped, yielding)
         self._meter.running_batches(len(self._runs))
 
         def ended(task: asyncio.Task[None]) -> None:

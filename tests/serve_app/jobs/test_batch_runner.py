@@ -14,6 +14,7 @@ from serve_app.config import JobsConfig, LimitsConfig
 from serve_app.http.standing import Standing
 from serve_app.jobs import batch_run, batch_runner, results
 from serve_app.jobs.batch import Batch, NewBatch, Result, Status
+from serve_app.jobs.batch_run import BatchRun
 from serve_app.jobs.batch_runner import BatchRunner
 from serve_app.jobs.batches import LEASE_S
 from serve_app.jobs.calls import AskRoute, Call, CallAnswer
@@ -202,6 +203,33 @@ async def test_a_batch_whose_file_is_gone_fails_and_keeps_what_it_has(
         found = await ended(jobs, batch)
     assert found.fault is not None
     assert (found.status, found.fault.code) == (Status.FAILED, "file_missing")
+    if num_done is not None:
+        assert await contents(jobs, found.output_file_id) == b"{}\n"
+
+
+@pytest.mark.parametrize("num_done", [None, 1])
+async def test_a_batch_whose_file_cannot_be_read_waits_for_it_until_it_is_late(
+    jobs: Jobs, time: Time, num_done: int | None
+) -> None:
+    batch = await create(jobs)
+    if num_done is not None:
+        first = await jobs.batches.claim("a")
+        assert first is not None
+        await jobs.batches.begin("a", first, 3)
+        await jobs.results.record("a", first, [Result(1, False, "{}")])
+        await jobs.batches.release("a")
+    path = jobs.files.path(batch.input_file_id)
+    path.unlink()
+    path.mkdir()  # root may read any file, but nobody a folder
+    async with running(jobs) as counts:
+        async with asyncio.timeout(20):
+            await counts.is_idle.wait()
+        assert (await jobs.batches.find("", batch.id)).expires_s is None
+        time.now_s = batch.due_s
+        found = await ended(jobs, batch)
+    assert found.fault is not None
+    assert (found.status, found.fault.code) == (Status.FAILED, "file_unreadable")
+    assert "Is a directory" in found.fault.message
     if num_done is not None:
         assert await contents(jobs, found.output_file_id) == b"{}\n"
 
@@ -416,22 +444,38 @@ async def test_places_are_shared_evenly_among_owners(
             assert (found.status, found.num_completed) == (Status.COMPLETED, 3)
 
 
-async def test_with_more_owners_than_places_each_has_its_turn(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+async def test_with_more_owners_than_places_each_has_its_turn_and_its_lines_are_finished(
+    tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_runner, "TURN_S", 0.1)
-    seen = set[str]()
-    async with held_batches(jobs, monkeypatch, 2, "abcd") as (batches, whose, goes_on):
+    turns = list[tuple[str, asyncio.Event]]()
+    calls = list[str]()
 
-        def all_have_run() -> bool:
-            assert len(whose()) <= 2
-            seen.update(whose())
-            return seen == set("abcd")
+    class Watched(BatchRun):
+        async def run(self, batch: Batch, stopped: asyncio.Event, yielding: asyncio.Event) -> None:
+            turns.append((batch.owner, yielding))
+            await super().run(batch, stopped, yielding)
 
-        await eventually(all_have_run)
-        goes_on.set()
-        for each in batches:
-            assert (await ended(jobs, each)).status is Status.COMPLETED
+    async def longer_than_the_first_turn(call: Call) -> CallAnswer:
+        calls.append(call.request_id)
+        owned = [yielding for owner, yielding in turns if owner == call.key_name]
+        if len(owned) == 1:
+            await owned[0].wait()
+        return await answer(call)
+
+    monkeypatch.setattr(batch_runner, "BatchRun", Watched)
+    monkeypatch.setattr(batch_runner, "MAX_RUNNING", 2)
+    monkeypatch.setattr(batch_runner, "TURN_S", 0.2)
+    jobs = Jobs(JobsConfig(max_running_lines=1), Store(tmp_path / "jobs", time, "this node"))
+    try:
+        batches = [await create(jobs, owner) for owner in "abcd"]
+        async with running(jobs, longer_than_the_first_turn):
+            for each in batches:
+                found = await ended(jobs, each)
+                assert (found.status, found.num_completed) == (Status.COMPLETED, 3)
+    finally:
+        await jobs.store.close()
+    assert {owner for owner, _ in turns[:4]} == set("abcd")
+    assert len(set(calls)) == len(calls) == 12
 
 
 async def test_an_owner_keeps_its_only_place_for_a_while(
