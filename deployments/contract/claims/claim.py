@@ -17,6 +17,8 @@ class Claim:
         num_served: Weighted tokens of this model that the ingress knows were served to the tenant.
             The ingress sets it for each call.
         ingress: Names that ingress. It sets it for each call.
+        backlog: Numbers the time for which requests of the tenant have waited at that ingress
+            without a break; see `Backlogs`. 0 says nothing of that.
     """
 
     priority: int = 0
@@ -25,6 +27,7 @@ class Claim:
     waited_s: float = 0.0
     num_served: float = 0.0
     ingress: str = ""
+    backlog: int = 0
 
     @property
     def queue(self) -> tuple[int, str]:

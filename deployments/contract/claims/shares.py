@@ -2,7 +2,9 @@
 
 A tenant's counter is the service that it got, divided by its weight: of the tenants that wait, the
 one with the least counter is next. A tenant that begins to wait starts at the least counter of
-those that wait already, so that idling saves nothing up.
+those that wait already, so that idling saves nothing up. One that has waited at another replica
+since it last did here has not been idle, and keeps its counter: its ingress numbers the times for
+which a tenant has waited without a break.
 
 A replica learns what other replicas served from the ingresses: each sends with a request what it
 has passed on to the request's tenant, from all replicas. Of a tenant that waits, the replica counts
@@ -31,7 +33,7 @@ MAX_TENANTS: Final = 1024
 """Tenants that are remembered; those that have not waited for the longest time are forgotten."""
 
 MAX_INGRESSES: Final = 64
-"""Ingresses whose totals are remembered for a tenant; those of ended ones leave in time."""
+"""Ingresses whose words are remembered for a tenant; those of ended ones leave in time."""
 
 
 def cost(num_prompt_tokens: int, num_answer_tokens: int = 0) -> float:
@@ -89,6 +91,19 @@ class StreamCost:
         return cost(num_prompt_tokens, num_answer_tokens)
 
 
+@dataclass(slots=True)
+class _Told:
+    """What an ingress told of a tenant last.
+
+    Attributes:
+        num_served: What it has passed on to the tenant, as far as this side knows.
+        backlog: See `Claim`.
+    """
+
+    num_served: float
+    backlog: int
+
+
 @dataclass(eq=False, slots=True)
 class _Tenant:
     """What is known of one tenant.
@@ -98,14 +113,14 @@ class _Tenant:
         weight: The weight of its latest request.
         served: Its weighted tokens from here on.
         num_waiting: Its requests that wait.
-        totals: What each ingress has passed on to it, as far as this side knows; by ingress.
+        told: What each ingress told of it last; by ingress.
     """
 
     counter: float = 0.0
     weight: float = 1.0
     served: float = 0.0
     num_waiting: int = 0
-    totals: dict[str, float] = field(default_factory=dict)
+    told: dict[str, _Told] = field(default_factory=dict)
 
 
 class FairShares:
@@ -150,9 +165,12 @@ class FairShares:
     def enter(self, claim: Claim) -> None:
         """Note that a request begins to wait; call `leave` once it no longer does."""
         tenant = self._tenant(claim)
-        self._learn(tenant, claim)
+        told = tenant.told.get(claim.ingress)
+        has_waited = told is not None and 0 < told.backlog == claim.backlog
+        self._learn(tenant, claim, is_waiting=has_waited or tenant.num_waiting > 0)
         if not tenant.num_waiting:
-            tenant.counter = max(tenant.counter, self._least())
+            if not has_waited:
+                tenant.counter = max(tenant.counter, self._least())
             self._waiting[claim.tenant] = tenant
         tenant.num_waiting += 1
 
@@ -176,8 +194,9 @@ class FairShares:
             return
         tenant.served += served
         tenant.counter += served / tenant.weight
-        if claim.ingress in tenant.totals:  # it will pass them on, and count them
-            tenant.totals[claim.ingress] += served
+        told = tenant.told.get(claim.ingress)
+        if told is not None:  # it will pass them on, and count them
+            told.num_served += served
 
     def to_go(
         self,
@@ -261,17 +280,18 @@ class FairShares:
             return min(tenant.counter for tenant in self._waiting.values())
         return 0.0 if self._left_last is None else self._left_last.counter
 
-    def _learn(self, tenant: _Tenant, claim: Claim) -> None:
-        """Count what an ingress has passed on from other replicas, if the tenant waits here.
+    def _learn(self, tenant: _Tenant, claim: Claim, *, is_waiting: bool) -> None:
+        """Count what an ingress has passed on from other replicas, if the tenant waits.
 
         While it did not wait, what it got elsewhere took nothing from those that wait here.
         """
-        known = tenant.totals.pop(claim.ingress, claim.num_served)
-        if tenant.num_waiting:
+        told = tenant.told.pop(claim.ingress, None)
+        known = claim.num_served if told is None else told.num_served
+        if is_waiting:
             tenant.counter += max(0.0, claim.num_served - known) / tenant.weight
-        tenant.totals[claim.ingress] = max(known, claim.num_served)
-        if len(tenant.totals) > MAX_INGRESSES:
-            del tenant.totals[next(iter(tenant.totals))]
+        tenant.told[claim.ingress] = _Told(max(known, claim.num_served), claim.backlog)
+        if len(tenant.told) > MAX_INGRESSES:
+            del tenant.told[next(iter(tenant.told))]
 
     def _tenant(self, claim: Claim) -> _Tenant:
         tenant = self._tenants.pop(claim.tenant, None) or _Tenant()

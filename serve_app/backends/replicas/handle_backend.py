@@ -6,12 +6,13 @@ channel to the replica (`token_channels`). A call is cancelled when its caller s
 """
 
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from deployments.contract.claims import PRIORITY_AGING_S, Claim, FairShares, cost
+from deployments.contract.claims import PRIORITY_AGING_S, Backlogs, Claim, FairShares, cost
 from deployments.contract.errors import InvalidRequestError, ReplicaUnavailableError
 from deployments.contract.gen_ai_spans import ModelSpans, end, recorded
 from deployments.contract.generation import (
@@ -79,6 +80,7 @@ class HandleBackend:
         self._spans = spans
         self._channels = TokenChannels(os.environ)
         self.shares = FairShares()
+        self._backlogs = Backlogs()
         self._queue = AdmissionQueue(self.shares, priority_aging_s)
 
     def send(self, request: Request[AnswerT]) -> Coroutine[Any, Any, AnswerT]:
@@ -92,11 +94,11 @@ class HandleBackend:
     async def _answer(self, request: Any) -> Any:
         match request:
             case GenerationRequest():
-                offer = partial(until_taken, partial(self._open, request), self._running)
-                skips = request.is_admitted or request.num_deaths
-                return await (offer() if skips else self._queue.run(offer, request.claim))
+                return await self._begun(request)
             case PoolingRequest():
-                return await until_taken(partial(self._pool, request), self._running)
+                with ExitStack() as waiting:
+                    waiting.callback(self._backlogs.enter(request.claim.tenant))
+                    return await until_taken(partial(self._pool, request), self._running)
             case TokenizeRequest():
                 return await self._call("tokenize", request)
             case DetokenizeRequest():
@@ -126,8 +128,19 @@ class HandleBackend:
         raise_refusal(answer)
         return answer
 
-    async def _open(self, request: GenerationRequest) -> ReplicaStream:
-        """Return the stream that a replica has accepted.
+    async def _begun(self, request: GenerationRequest) -> ReplicaStream:
+        """Return the stream of the first replica that accepts a text, in its turn."""
+        leave = self._backlogs.enter(request.claim.tenant)
+        offer = partial(until_taken, partial(self._open, request, leave), self._running)
+        skips = request.is_admitted or request.num_deaths
+        try:
+            return await (offer() if skips else self._queue.run(offer, request.claim))
+        except BaseException:
+            leave()
+            raise
+
+    async def _open(self, request: GenerationRequest, leave: Callable[[], None]) -> ReplicaStream:
+        """Return the stream that a replica has accepted; it calls `leave` when it has begun.
 
         Raises:
             InvalidRequestError: The client has to fix the request.
@@ -165,6 +178,7 @@ class HandleBackend:
             box,
             self._channels,
             span,
+            waits_no_more=leave,
             count=partial(self.shares.charge, request.claim),
             # The replica from which the first token came has counted the prompt.
             num_new_prompt_tokens=0 if request.generated_token_ids else first.num_prompt_tokens,
@@ -209,9 +223,12 @@ class HandleBackend:
             return answer.texts
 
     def _informed(self, claim: Claim) -> Claim:
-        """Return a claim that tells the replica what all replicas served to the tenant."""
+        """Return a claim that tells the replica what the tenant got, and since when it waits."""
         return replace(
-            claim, num_served=self.shares.served(claim), ingress=self._channels.channel_id
+            claim,
+            num_served=self.shares.served(claim),
+            ingress=self._channels.channel_id,
+            backlog=self._backlogs.numbers.get(claim.tenant, 0),
         )
 
     async def _ask_suspect(self, request: PoolingRequest) -> PoolingEvent:

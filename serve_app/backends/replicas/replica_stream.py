@@ -46,6 +46,7 @@ class ReplicaStream:
         channels: TokenChannels,
         span: ModelSpan | None = None,
         *,
+        waits_no_more: Callable[[], None] = lambda: None,
         count: Callable[[float], None] = lambda served: None,
         num_new_prompt_tokens: int = 0,
     ) -> None:
@@ -57,10 +58,12 @@ class ReplicaStream:
             box: Where the deltas arrive.
             channels: What drops the box when the stream has ended.
             span: The call's span; None if its trace is not recorded.
+            waits_no_more: Called when the first deltas have come, and when it ends.
             count: Counts the weighted tokens that the stream passes on; see `FairShares.charge`.
             num_new_prompt_tokens: Tokens of the prompt; 0 if the answer has begun elsewhere.
         """
         self.accepted = accepted
+        self._waits_no_more = waits_no_more
         self._count = count
         self._cost = StreamCost(num_new_prompt_tokens)
         self._responses = responses
@@ -100,6 +103,7 @@ class ReplicaStream:
             for delta in deltas:
                 self._span.gained(delta)
         self._count(self._cost.of(deltas))
+        self._waits_no_more()
         if deltas[-1].finish_reason is None:
             return deltas
         self._error = _error_of(deltas[-1])
@@ -121,6 +125,7 @@ class ReplicaStream:
 
     def _end(self) -> None:
         self._ended = True
+        self._waits_no_more()
         end(self._span, None if isinstance(self._error, ParkedError) else self._error)
         self._channels.close(self._box)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.contract.claims import Claim, FairShares, StreamCost, TenantService, cost
+from deployments.contract.claims import Backlogs, Claim, FairShares, StreamCost, TenantService, cost
 from deployments.contract.claims import shares as fair_shares
 from deployments.contract.output import FinishReason, PromptLogprobs, TextDelta
 
@@ -12,8 +12,8 @@ A, B = Claim(tenant="a"), Claim(tenant="b")
 HEAVY = Claim(tenant="heavy", weight=3)
 
 
-def from_ingress(ingress: str, num_served: float = 0) -> Claim:
-    return Claim(tenant="a", num_served=num_served, ingress=ingress)
+def from_ingress(ingress: str, num_served: float = 0, backlog: int = 0) -> Claim:
+    return Claim(tenant="a", num_served=num_served, ingress=ingress, backlog=backlog)
 
 
 def test_an_answers_token_costs_as_much_as_two_of_a_prompt() -> None:
@@ -132,6 +132,32 @@ def test_what_a_tenant_got_elsewhere_while_it_did_not_wait_here_costs_nothing_he
     assert shares.counter("a") == shares.counter("b")
 
 
+def test_a_tenant_that_has_waited_at_another_replica_keeps_its_counter() -> None:
+    for backlog, expected in ((7, 10 + 25), (8, 10 + 100)):
+        shares = FairShares()
+        shares.enter(from_ingress("one", 50, backlog=7))
+        shares.charge(from_ingress("one"), 10)
+        shares.leave(A)
+        shares.enter(B)
+        shares.charge(B, 100)
+        shares.enter(from_ingress("one", 50 + 10 + 25, backlog))
+        assert shares.counter("a") == expected, backlog
+
+
+def test_a_backlog_is_another_one_once_none_waited() -> None:
+    backlogs = Backlogs()
+    first, second, other = (backlogs.enter(tenant) for tenant in ("a", "a", "b"))
+    assert backlogs.numbers == {"a": 1, "b": 2}
+    first()
+    first()
+    assert backlogs.numbers == {"a": 1, "b": 2}, "the second waits"
+    second()
+    other()
+    assert backlogs.numbers == {}
+    backlogs.enter("a")
+    assert backlogs.numbers == {"a": 3}
+
+
 def test_an_ingress_that_tells_late_takes_nothing_back() -> None:
     shares = FairShares()
     for total in (10, 50, 20, 50):
@@ -163,7 +189,7 @@ def test_ingresses_that_have_ended_are_forgotten() -> None:
     shares = FairShares()
     for number in range(2 * fair_shares.MAX_INGRESSES):
         shares.enter(from_ingress(str(number)))
-    assert len(shares._tenants["a"].totals) == fair_shares.MAX_INGRESSES
+    assert len(shares._tenants["a"].told) == fair_shares.MAX_INGRESSES
 
 
 def waiting(*claims: Claim, size: float = 1) -> list[tuple[int, Claim, float]]:

@@ -173,6 +173,7 @@ async def test_a_replica_is_told_what_all_replicas_served_to_the_tenant() -> Non
     for request in (mine, REQUEST, mine):
         assert await model.send(request) == ANSWER
     assert [request.claim.num_served for request in sent] == [0, 0, 3]
+    assert [request.claim.backlog for request in sent] == [1, 2, 3], "none waited meanwhile"
     assert {request.claim.ingress for request in sent} == {model._channels.channel_id}
 
 

@@ -169,6 +169,23 @@ async def test_what_a_stream_passes_on_is_told_to_the_replica_that_is_asked_next
     assert replica.backend.shares.served(mine.claim) == 10 + 3 + 2, "no token came elsewhere"
 
 
+async def test_a_replica_is_told_whether_the_tenant_has_waited_without_a_break(
+    replica: Replica,
+) -> None:
+    mine = replace(REQUEST, claim=Claim(tenant="mine"))
+    streams = [await replica.backend.send(mine) for _ in range(2)]
+    for stream, outgoing in zip(streams, tuple(replica.streams), strict=True):
+        outgoing.put(FIRST)
+        replica.channels.flush()
+        assert await anext(aiter(stream)) == [FIRST]
+        async with aclosing(await replica.backend.send(mine)):
+            pass
+    backlogs = [request.claim.backlog for request in replica.requests]
+    assert backlogs == [1, 1, 1, 2], "the third came while the second waited"
+    for stream in streams:
+        await stream.aclose()
+
+
 async def test_each_reader_gets_only_its_own_deltas(replica: Replica) -> None:
     streams = [await replica.backend.send(REQUEST) for _ in range(20)]
     for step in range(10):
