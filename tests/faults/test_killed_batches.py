@@ -3,8 +3,6 @@
 The ingresses are processes that share a folder, and their replica is a real one, in this process.
 """
 
-import asyncio
-import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,13 +13,12 @@ import pytest
 
 from deployments.generator_replica import GeneratorReplica
 from tests.faults import test_lost_at_each_token
+from tests.faults.batch_client import BatchClient, jsonl
 from tests.faults.ingress_process import Ingress, context, listening_replica
 from tests.measured import Record
 from tests.serve_app.local_replica import local_generator
 
 CHAT = "/v1/chat/completions"
-DEADLINE_S = 600
-ENDED = ("completed", "failed", "expired", "cancelled")
 
 
 @pytest.fixture(scope="module")
@@ -46,48 +43,10 @@ def lines(num_good: int, num_bad: int) -> str:
     step = max(1, num_good // num_bad)
     for at in range(num_bad):
         bodies.insert(at * step, {"messages": "none"})
-    return "".join(
-        json.dumps({"custom_id": f"line {at}", "method": "POST", "url": CHAT, "body": body}) + "\n"
+    return jsonl(
+        {"custom_id": f"line {at}", "method": "POST", "url": CHAT, "body": body}
         for at, body in enumerate(bodies)
     )
-
-
-async def create(client: httpx.AsyncClient, url: str, text: str) -> str:
-    file = await client.post(
-        f"{url}/v1/files", data={"purpose": "batch"}, files={"file": ("a", text.encode())}
-    )
-    body = {"input_file_id": file.json()["id"], "endpoint": CHAT, "completion_window": "24h"}
-    batch = await client.post(f"{url}/v1/batches", json=body)
-    return str(batch.json()["id"])
-
-
-async def until(
-    client: httpx.AsyncClient, url: str, id_: str, num_done: int | None
-) -> dict[str, Any]:
-    """Return the batch once it has so many results, or has ended."""
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            batch: dict[str, Any] = (await client.get(f"{url}/v1/batches/{id_}")).json()
-            counts = batch["request_counts"]
-            is_there = num_done is not None and counts["completed"] + counts["failed"] >= num_done
-            if is_there or batch["status"] in ENDED:
-                return batch
-            await asyncio.sleep(0.02)
-
-
-async def essences(
-    client: httpx.AsyncClient, url: str, batch: dict[str, Any]
-) -> dict[str, tuple[int, object]]:
-    """Return the status and the answer, or the error, of each line; none has two."""
-    found: dict[str, tuple[int, object]] = {}
-    for kind in ("output_file_id", "error_file_id"):
-        text = (await client.get(f"{url}/v1/files/{batch[kind]}/content")).text
-        for result in map(json.loads, text.splitlines()):
-            assert result["custom_id"] not in found
-            answer, body = result["response"], result["response"]["body"]
-            essence = body.get("choices", body.get("error"))
-            found[result["custom_id"]] = (answer["status_code"], essence)
-    return found
 
 
 @pytest.mark.processes
@@ -113,20 +72,22 @@ async def test_each_line_of_a_batch_has_one_result_whatever_dies(
         start = partial(Ingress, processes, description, port)
         ingresses = [start(str(tmp_path / "undisturbed"))]
         try:
-            url = ingresses[0].url
-            batch = await until(client, url, await create(client, url, text), None)
-            expected = await essences(client, url, batch)
+            undisturbed = BatchClient(client, ingresses[0].url)
+            batch = await undisturbed.until(await undisturbed.create(CHAT, text))
+            expected = await undisturbed.results(batch)
             ingresses += [start(str(tmp_path / "killed")) for _ in range(2)]
-            id_ = await create(client, ingresses[1].url, text)
+            id_ = await BatchClient(client, ingresses[1].url).create(CHAT, text)
             num_lost = 0
             for at in range(num_kills):
                 victim, other = (1, 2) if at % 2 == 0 else (2, 1)
-                seen = await until(client, ingresses[other].url, id_, total * (at + 1) // 25)
+                survivor = BatchClient(client, ingresses[other].url)
+                seen = await survivor.until(id_, total * (at + 1) // 25)
                 num_lost += seen["status"] == "in_progress"
                 ingresses[victim].kill()
                 ingresses[victim] = start(str(tmp_path / "killed"))
-            batch = await until(client, ingresses[1].url, id_, None)
-            found = await essences(client, ingresses[1].url, batch)
+            last = BatchClient(client, ingresses[1].url)
+            batch = await last.until(id_)
+            found = await last.results(batch)
         finally:
             for ingress in ingresses:
                 ingress.kill()
@@ -134,6 +95,6 @@ async def test_each_line_of_a_batch_has_one_result_whatever_dies(
     assert batch["request_counts"] == {"total": total, "completed": num_good, "failed": num_bad}
     assert found == expected
     assert len(found) == total
-    assert {status for status, _ in found.values()} == {200, 400}
+    assert {result.status for result in found.values()} == {200, 400}
     record("kills under a running batch", num_lost)
     assert num_lost == num_kills
