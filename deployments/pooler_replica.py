@@ -1,6 +1,7 @@
 """PoolerReplica: a model's worker behind one method, whatever computes the texts.
 
-Requests that arrive together are tokenized together (`@serve.batch`) and queued for the worker
+Requests come through the channels of their ingresses, or as Serve's calls. Those that arrive
+together are tokenized together (`@serve.batch`) and queued for the worker
 (`deployments.pooling.pooling_worker`). A cancelled request leaves the queue, and its unfinished
 results are dropped.
 """
@@ -18,7 +19,13 @@ from deployments.contract.descriptions import PoolerDescription
 from deployments.contract.errors import REFUSALS, RaystreamError, ReplicaUnavailableError
 from deployments.contract.gen_ai_spans import end, recorded
 from deployments.contract.generation import Refused, Started
-from deployments.contract.pooling import Pooled, PooledText, PoolingEvent, PoolingRequest
+from deployments.contract.pooling import (
+    CallAddress,
+    Pooled,
+    PooledText,
+    PoolingEvent,
+    PoolingRequest,
+)
 from deployments.contract.telemetry.metric_table import POOLER
 from deployments.contract.user_config import queue_limits, set_batching
 from deployments.plan.replica_report import MAX_REPORTED_TENANTS, Waits, WorkCounts
@@ -28,6 +35,7 @@ from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue
 from deployments.pooling.text_encoder import EncodedTexts, TextEncoder
 from deployments.replica.metrics import PoolerMetrics
 from deployments.replica.model_replica import ModelReplica
+from deployments.replica.own_scaling import is_scaled_by_calls
 from deployments.replica.probation import Probation
 
 MAX_BATCH_SIZE = 32
@@ -73,6 +81,7 @@ class PoolerReplica(ModelReplica):
         )
         self._metrics = PoolerMetrics(self._store, self._spec.id)
         self._suspects = asyncio.Lock()
+        self._channels.take_calls(self.pool)
         self._description = replace(
             describe_model(self._spec, facts.model, facts.max_model_len), footprint=self._footprint
         )
@@ -156,6 +165,11 @@ class PoolerReplica(ModelReplica):
                 span.waited(job.taken_s - began_s)
         self._metrics.observe_finish(duration_s=time.monotonic() - began_s + request.elapsed_s)
         return pooled
+
+    async def call_address(self) -> CallAddress:
+        """Return where ingresses may send `PoolingRequest`s instead of calling `pool`."""
+        channel = None if is_scaled_by_calls() else await self._channels.address()
+        return CallAddress(self._replica_id, channel)
 
     async def pool_suspect(self, request: PoolingRequest) -> AsyncIterator[list[PoolingEvent]]:
         """Stream two lists: `Started` when this suspect's turn has come, then `pool`'s answer.

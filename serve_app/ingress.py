@@ -54,6 +54,7 @@ from serve_app.api.server.models import ModelsApi
 from serve_app.api.server.status import StatusApi
 from serve_app.api.text_generation.routes import TextGenerationApi
 from serve_app.api.tokenize.routes import TokenizeApi
+from serve_app.backends.key_ledger import HandleLedger, Ledger
 from serve_app.backends.models.cluster_state import replica_states
 from serve_app.backends.models.devices import Devices, DeviceSources
 from serve_app.backends.models.serving_states import AskStates, ServingStates
@@ -64,7 +65,6 @@ from serve_app.backends.models.snapshots import (
     Snapshots,
 )
 from serve_app.backends.replicas.handles import Handle, ask_all
-from serve_app.backends.replicas.key_ledger import HandleLedger, Ledger
 from serve_app.backends.replicas.replica_departures import STOPPING
 from serve_app.backends.replicas.replica_reports import HandleReports
 from serve_app.clock import Clock, SystemClock

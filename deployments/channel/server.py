@@ -1,8 +1,8 @@
 """The replica's end of the channels: a TCP server on the node's address.
 
-Each ingress connects once and shows the secret that came with `Accepted` or `Started`. A connection
-without it gets no byte of an answer, may send 256 bytes, lives a few seconds, and only some of them
-can be open. All methods belong to one event loop.
+Each ingress connects once and shows the secret, which one of Serve's calls has brought it. A
+connection without it gets no byte of an answer, may send 256 bytes, lives a few seconds, and only
+some of them can be open. All methods belong to one event loop.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from secrets import token_bytes
 from typing import Final, cast
 
+from deployments.channel.calls import Calls, ConnectionCalls, Pool
 from deployments.channel.go_ahead import GoAheads
 from deployments.channel.outbox import Outbox, OutgoingStream
 from deployments.contract.channel.tls import TlsFiles
@@ -26,8 +27,10 @@ from deployments.contract.channel.wire import (
     decode_go_ahead,
     decode_hello,
     encode_message,
+    is_of_call,
 )
 from deployments.contract.generation import ChannelAddress, StreamKey
+from deployments.contract.pooling_wire import GOODBYE, MAX_CALL_BYTES
 
 logger = logging.getLogger("ray.serve.raystream.channel")
 
@@ -56,9 +59,10 @@ _HEARTBEAT: Final = encode_message(())
 
 
 class ChannelServer:
-    """Sends deltas to all ingresses of a replica, and hears their go-aheads.
+    """Sends deltas and answers to all ingresses of a replica; hears their go-aheads and requests.
 
     Attributes:
+        calls: The pooled requests that come through the channels; None if the replica takes none.
         go_aheads: What suspects wait for.
         was_given_up: Whether an ingress has closed its channel while this process did not run.
     """
@@ -70,6 +74,7 @@ class ChannelServer:
             host: The address to listen on, which the ingresses can reach.
             tls: The files for TLS; None speaks plain TCP.
         """
+        self.calls: Calls | None = None
         self.go_aheads = GoAheads()
         self.was_given_up = False
         self._host = host
@@ -80,6 +85,10 @@ class ChannelServer:
         self._strangers: set[_Connection] = set()
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self._listening: asyncio.Future[tuple[asyncio.Server, ChannelAddress]] | None = None
+
+    def take_calls(self, pool: Pool) -> None:
+        """Let ingresses that connect from now on send pooled requests, which this answers."""
+        self.calls = Calls(pool)
 
     async def address(self) -> ChannelAddress:
         """Return where ingresses connect.
@@ -110,6 +119,8 @@ class ChannelServer:
         """Stop listening and close all channels, after what is already on its way."""
         if self._listening is not None and self._listening.done():
             self._listening.result()[0].close()
+        for connection in self._connections.values():
+            connection.say_goodbye()
         for connection in [*self._connections.values(), *self._strangers]:
             connection.close()
 
@@ -191,6 +202,7 @@ class _Connection(asyncio.Protocol):
         self._reader = FrameReader(MAX_INGRESS_BYTES)
         self._channel_id: str | None = None
         self._outbox: Outbox | None = None
+        self._calls: ConnectionCalls | None = None
         self._has_sent = False
         self._timer: asyncio.TimerHandle | None = None
         self._beat_s = 0.0
@@ -217,20 +229,25 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _hear(self, payload: bytes) -> None:
-        """Take the hello, and after that go-aheads.
+        """Take the hello, and after that requests and go-aheads.
 
         Raises:
-            WireError: The first frame is no hello or lacks the secret, or a later one is no
-                go-ahead.
+            WireError: The first frame is no hello or lacks the secret, or a later one is malformed.
         """
         if self._outbox is not None:
-            self._server.go_aheads.give(decode_go_ahead(payload))
+            if self._calls is not None and is_of_call(payload):
+                self._calls.hear(payload)
+            else:
+                self._server.go_aheads.give(decode_go_ahead(payload))
             return
         hello = decode_hello(payload)
         if not self._server.knows(hello):
             raise WireError("an ingress must show this replica's secret")
         self._channel_id = hello.channel_id
         self._outbox = self._server.connect(hello.channel_id, self)
+        if self._server.calls is not None:
+            self._calls = ConnectionCalls(self._server.calls, self._send)
+            self._reader.max_bytes = MAX_CALL_BYTES
         self._send(_HEARTBEAT)
         self._outbox.connect(self._send)
         self._beat_s = asyncio.get_running_loop().time()
@@ -266,9 +283,22 @@ class _Connection(asyncio.Protocol):
             self._outbox.is_paused = False
             self._outbox.send()
 
+    def say_goodbye(self) -> None:
+        """Tell the ingress that calls without an answer won't be finished, as the replica stops."""
+        if self._calls is not None:
+            self._calls.flush()
+            self._end_calls()
+            self._send(GOODBYE)
+
+    def _end_calls(self) -> None:
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.close()
+
     def close(self) -> None:
         """Close the connection after what is already written."""
         self._outbox = None
+        self._end_calls()
         self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -276,6 +306,7 @@ class _Connection(asyncio.Protocol):
             self._timer.cancel()
         if self._channel_id is not None and (self._was_late or self._is_late()):
             self._server.was_given_up = True
+        self._end_calls()
         self._server.disconnect(self._channel_id, self)
 
 

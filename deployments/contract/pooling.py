@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.contract.claims import Claim
-from deployments.contract.generation import Refused, Request, Started
+from deployments.contract.generation import ChannelAddress, Refused, Request, Started
 from deployments.contract.telemetry.tracing import TraceContext
 
 
@@ -110,3 +110,16 @@ class Pooled:
 
 
 PoolingEvent = Started | Pooled | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class CallAddress:
+    """Where a replica takes pooled requests without Serve's call.
+
+    Attributes:
+        replica_id: Identifies the replica among those of its model.
+        channel: Where it listens; None if each of its requests must be one of Serve's calls.
+    """
+
+    replica_id: str
+    channel: ChannelAddress | None

@@ -8,7 +8,7 @@ until the replica ends.
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf
@@ -22,6 +22,7 @@ from ray.serve.exceptions import RayServeException
 from transformers.utils import logging as transformers_logging
 
 from deployments.autoscaling import ReplicaLoad
+from deployments.channel.calls import Calls
 from deployments.channel.server import ChannelServer
 from deployments.contract.channel.tls import TlsFiles
 from deployments.contract.descriptions import Footprint
@@ -346,8 +347,23 @@ class ModelReplica:
         """Whether the threads that run the model have ended, or hang."""
         raise NotImplementedError
 
-    def __del__(self) -> None:
-        """End the threads when Serve drops the replica."""
+    def __del__(self) -> Coroutine[Any, Any, None] | None:
+        """End the threads when Serve drops the replica, after the calls through the channels.
+
+        Serve has waited for its own calls, and awaits what this returns. It kills the replica after
+        `graceful_shutdown_timeout_s`. While a call is open, Python does not drop the replica.
+        """
+        calls = self._channels.calls if hasattr(self, "_channels") else None
+        if calls is not None and calls.num_open:
+            return self._end_after(calls)
+        self._end_threads()
+        return None
+
+    async def _end_after(self, calls: Calls) -> None:
+        await calls.ended()
+        self._end_threads()
+
+    def _end_threads(self) -> None:
         try:
             if hasattr(self, "_monitor"):
                 self._monitor.stop()

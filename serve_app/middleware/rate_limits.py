@@ -20,7 +20,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.contract.errors import RateLimitError, RateLimitsUnavailableError, RaystreamError
-from serve_app.backends.replicas.key_ledger import Ledger
+from serve_app.backends.key_ledger import Ledger
 from serve_app.config import ApiKey
 from serve_app.http.errors import error_response
 from serve_app.http.request_record import RequestRecord, record_of

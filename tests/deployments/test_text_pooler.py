@@ -1,7 +1,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from deployments.contract.errors import (
 )
 from deployments.contract.gen_ai_spans import ModelSpans
 from deployments.contract.generation import Refused, Started
-from deployments.contract.pooling import Pooled, PoolingEvent, PoolingRequest
+from deployments.contract.pooling import CallAddress, Pooled, PoolingEvent, PoolingRequest
 from deployments.contract.telemetry.metric_table import E2E
 from deployments.contract.telemetry.tracing import (
     SpanKind,
@@ -35,6 +35,7 @@ from deployments.plan.replica_plan import ReplicaPlan
 from deployments.pooler_replica import MAX_BATCH_SIZE
 from deployments.replica.device_share import plan_share
 from deployments.text_pooler import TextPooler
+from serve_app.backends.replicas.token_channels import Channel, TokenChannels
 from tests.deployments.tiny_folder import spec
 from tests.failing import failing
 from tests.otlp_receiver import receiving
@@ -399,6 +400,77 @@ def test_a_model_with_one_label_that_fails_on_pairs_is_refused_at_the_start(
     monkeypatch.setattr("deployments.pooling.model_loader.reads_types", lambda model: True)
     with pytest.raises(UnsupportedModelError, match="fails on a pair of texts"):
         TextPooler(spec(save(tmp_path, cross_distilbert())))
+
+
+@asynccontextmanager
+async def channel_to(classifier: TextPooler) -> AsyncIterator[Channel]:
+    """Connect to a replica as an ingress does."""
+    told = await classifier.call_address()
+    assert told.replica_id == classifier._replica_id
+    assert told.channel is not None
+    channels = TokenChannels({})
+    async with aclosing(channels):
+        yield await channels.reach(told.channel)
+
+
+async def test_a_request_that_comes_through_the_channel_is_answered_as_serve_s_call_is(
+    classifier: TextPooler,
+) -> None:
+    classifier.reconfigure({"max_queued_requests": 0})
+    async with channel_to(classifier) as channel:
+        for request in (ask("one", "two"), ask("\ud800"), ask("x" * 1000), ask("y" * 99)):
+            called, sent = await classifier.pool(request), await channel.call(request)
+            assert sent is not None
+            assert type(sent.outcome) is type(called)
+            if isinstance(called, Refused):
+                assert isinstance(sent.outcome, Refused)
+                assert sent.outcome.error.args == called.error.args
+            else:
+                assert sent.outcome == called
+        with classifier._queue.entered():
+            full = await channel.call(ask("one"))
+        assert full is not None
+        assert isinstance(full.outcome, Refused)
+        assert "max_queued_requests is 0" in str(full.outcome.error)
+        assert (full.outcome.error.retry_after_s or 0) >= 1
+
+
+async def test_a_request_through_the_channel_whose_client_leaves_leaves_the_queue(
+    gate: Gate,
+) -> None:
+    async with channel_to(gate.classifier) as channel, gate.is_busy():
+        gone = asyncio.ensure_future(channel.call(ask("gone")))
+        await until(lambda: num_ready(gate.classifier) == 1)
+        gone.cancel()
+        await until(lambda: gate.classifier._queue.num_waiting == 0)
+    assert gate.batch_sizes == [1]
+
+
+async def test_a_replica_that_serve_stops_ends_after_its_calls(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classifier = TextPooler(spec(folder))
+    gate = Gate(classifier, monkeypatch)
+    async with channel_to(classifier) as channel:
+        asked = asyncio.ensure_future(channel.call(ask("running")))
+        await gate.wait_for_batch()
+        stopping = classifier.__del__()
+        assert stopping is not None
+        stopped = asyncio.ensure_future(stopping)
+        gate.open()
+        answer = await asked
+        await stopped
+        assert answer is not None
+        assert isinstance(answer.outcome, Pooled)
+        await channel.closed
+        assert channel.is_stopping
+
+
+async def test_a_replica_that_serve_scales_by_its_calls_takes_only_those(
+    classifier: TextPooler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.pooler_replica.is_scaled_by_calls", lambda: True)
+    assert await classifier.call_address() == CallAddress(classifier._replica_id, None)
 
 
 def let_begin(classifier: TextPooler, told: list[PoolingEvent]) -> None:

@@ -37,6 +37,7 @@ RAY_OF_THIS_PROCESS = (
     "test_access",
     "test_admission",
     "test_streaming",
+    "test_pooled_calls",
     "test_gpu_share",
     "test_model_files",
     "test_prometheus",

@@ -17,7 +17,9 @@ from tests.ray.serve_run import Server
 
 NUM_STREAMS = 8
 BODIES = [about("os.stat", **SEEDED | {"seed": i}, max_tokens=600) for i in range(NUM_STREAMS)]
-MANY_TEXTS = {"model": "pydoc-detector", "input": ["Join two paths. " * 30] * 400}
+NUM_REQUESTS = 8
+SOME_TEXTS = {"model": "pydoc-detector", "input": ["Join two paths. " * 30] * 50}
+"""Of one request; few enough for the channel."""
 
 pytestmark = pytest.mark.slow
 
@@ -71,8 +73,8 @@ def replica_of(server: Server, model: str) -> psutil.Process:
 
 
 async def classify(client: httpx.AsyncClient) -> Any:
-    answer = await client.post("/v1/classify", json=MANY_TEXTS)
-    return answer.raise_for_status().json()["data"]
+    asked = (client.post("/v1/classify", json=SOME_TEXTS) for _ in range(NUM_REQUESTS))
+    return [answer.raise_for_status().json()["data"] for answer in await asyncio.gather(*asked)]
 
 
 async def watch(client: httpx.AsyncClient) -> tuple[list[str], set[int]]:

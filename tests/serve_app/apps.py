@@ -10,8 +10,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from serve_app.backends.key_ledger import Ledger
 from serve_app.backends.replicas.backend import Backend
-from serve_app.backends.replicas.key_ledger import Ledger
 from serve_app.config import ApiKey, AppConfig
 from serve_app.images.fetcher import ImageSource
 from serve_app.ingress import AppParts, build_app

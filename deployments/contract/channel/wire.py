@@ -1,9 +1,10 @@
 """What goes over a channel's socket: frames, each a length and a msgpack value.
 
-The ingress's first frame is its hello. The replica answers with an empty message; after that, each
-of its frames is a message with what streams have gained: an array of entries. An empty one is a
-heartbeat. The ingress sends nothing more but go-aheads, by which suspects begin. Nothing is
-pickled, so a stranger who reaches the socket can at worst send a malformed frame.
+The ingress's first frame is its hello. The replica answers with an empty message; after that, its
+frames are messages with what streams have gained, arrays of entries. An empty one is a heartbeat.
+The ingress sends go-aheads, by which suspects begin. Frames that are maps carry pooled requests
+and their answers (`deployments.contract.pooling_wire`). Nothing is pickled, so a stranger
+who reaches the socket can at worst send a malformed frame.
 
     frame    = length of the payload (4 bytes, big-endian), payload
     hello    = [version, secret, channel id]
@@ -30,9 +31,9 @@ from deployments.contract.output import (
     TokenLogprobs,
 )
 
-VERSION: Final = 4
+VERSION: Final = 5
 MAX_INGRESS_BYTES: Final = 256
-"""The most bytes of a frame from an ingress."""
+"""The most bytes of a hello, and of a go-ahead."""
 
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
 """Far more than a message of deltas takes, which `outbox.MAX_WEIGHT` bounds."""
@@ -70,7 +71,7 @@ class Hello:
 
 def encode_hello(hello: Hello) -> bytes:
     """Return the frame of a hello."""
-    return _frame([VERSION, hello.secret, hello.channel_id])
+    return encode_frame([VERSION, hello.secret, hello.channel_id])
 
 
 def decode_hello(payload: bytes) -> Hello:
@@ -79,7 +80,7 @@ def decode_hello(payload: bytes) -> Hello:
     Raises:
         WireError: It is malformed, or of another version.
     """
-    match _unpack(payload):
+    match decode_value(payload):
         case [int(version), bytes(secret), str(channel_id)] if version == VERSION:
             return Hello(secret, channel_id)
     raise WireError("this is no hello of this version")
@@ -87,7 +88,7 @@ def decode_hello(payload: bytes) -> Hello:
 
 def encode_go_ahead(number: int) -> bytes:
     """Return the frame that lets a suspect begin."""
-    return _frame([number])
+    return encode_frame([number])
 
 
 def decode_go_ahead(payload: bytes) -> int:
@@ -96,7 +97,7 @@ def decode_go_ahead(payload: bytes) -> int:
     Raises:
         WireError: It is no go-ahead.
     """
-    match _unpack(payload):
+    match decode_value(payload):
         case [int(number)]:
             return number
     raise WireError("this is no go-ahead")
@@ -104,7 +105,7 @@ def decode_go_ahead(payload: bytes) -> int:
 
 def encode_message(entries: Iterable[Entry]) -> bytes:
     """Return the frame of a message; without entries it is a heartbeat."""
-    return _frame([_entry(number, delta) for number, delta in entries])
+    return encode_frame([_entry(number, delta) for number, delta in entries])
 
 
 def decode_message(payload: bytes) -> list[Entry]:
@@ -114,13 +115,17 @@ def decode_message(payload: bytes) -> list[Entry]:
         WireError: It is malformed.
     """
     try:
-        return [(entry[0], _delta(*entry[1:])) for entry in _unpack(payload)]
+        return [(entry[0], _delta(*entry[1:])) for entry in decode_value(payload)]
     except (TypeError, ValueError, LookupError) as error:
         raise WireError("this is no message of deltas") from error
 
 
 class FrameReader:
-    """Cuts a stream of bytes into the payloads of its frames."""
+    """Cuts a stream of bytes into the payloads of its frames.
+
+    Attributes:
+        max_bytes: The most bytes of a payload.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         """Start at the beginning of a frame.
@@ -128,7 +133,7 @@ class FrameReader:
         Args:
             max_bytes: The most bytes of a payload.
         """
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -140,7 +145,7 @@ class FrameReader:
         self._buffer += data
         while len(self._buffer) >= _LENGTH_BYTES:
             length = int.from_bytes(self._buffer[:_LENGTH_BYTES])
-            if length > self._max_bytes:
+            if length > self.max_bytes:
                 raise WireError(f"a frame of {length} bytes is too long")
             end = _LENGTH_BYTES + length
             if len(self._buffer) < end:
@@ -150,19 +155,27 @@ class FrameReader:
             yield payload
 
 
-def _frame(value: object) -> bytes:
+def is_of_call(payload: bytes) -> bool:
+    """Return whether a frame carries a pooled request or an answer: a map of at most one entry."""
+    return payload[:1] in (b"\x80", b"\x81")
+
+
+def encode_frame(value: object) -> bytes:
+    """Return the frame of any value."""
     payload: bytes = msgpack.packb(value, unicode_errors=_UNICODE_ERRORS)
     return len(payload).to_bytes(_LENGTH_BYTES) + payload
 
 
-def _unpack(payload: bytes) -> Any:
-    """Return a payload's value; its arrays are tuples.
+def decode_value(payload: bytes) -> Any:
+    """Return the value of a frame's payload; its arrays are tuples.
 
     Raises:
         WireError: It is no msgpack value.
     """
     try:
-        return msgpack.unpackb(payload, use_list=False, unicode_errors=_UNICODE_ERRORS)
+        return msgpack.unpackb(
+            payload, use_list=False, strict_map_key=False, unicode_errors=_UNICODE_ERRORS
+        )
     except (ValueError, msgpack.UnpackException) as error:
         raise WireError("this is no msgpack value") from error
 

@@ -2,7 +2,8 @@
 
 A request for a text or for rows is offered to several replicas while these refuse it (`refusals`).
 A text's call is accepted or refused, and ends with its sequence; the deltas come through the
-channel to the replica (`token_channels`). A call is cancelled when its caller stops waiting.
+channel to the replica (`token_channels`). A request for rows takes that channel in place of a call
+where it stands (`pooled_calls`). A call is cancelled when its caller stops waiting.
 """
 
 import os
@@ -10,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from deployments.contract.claims import PRIORITY_AGING_S, Backlogs, Claim, FairShares, cost
 from deployments.contract.errors import InvalidRequestError, ReplicaUnavailableError
@@ -35,11 +36,13 @@ from serve_app.backends.replicas.handles import (
     Handle,
     Response,
     Responses,
+    ask_all,
     cancel,
     first_answer,
     read_to_end,
     translated_errors,
 )
+from serve_app.backends.replicas.pooled_calls import PooledCalls
 from serve_app.backends.replicas.prefix_memory import prefix_keys
 from serve_app.backends.replicas.refusals import raise_refusal, until_taken
 from serve_app.backends.replicas.replica_errors import LostAfterStartError
@@ -47,6 +50,9 @@ from serve_app.backends.replicas.replica_stream import ReplicaStream
 from serve_app.backends.replicas.running_replicas import RunningReplicas
 from serve_app.backends.replicas.token_channels import TokenChannels
 from serve_app.http.request_record import seconds_since_arrival
+
+ADDRESS_TIMEOUT_S: Final = 2.0
+"""How long replicas have to say where they listen."""
 
 
 class HandleBackend:
@@ -79,6 +85,11 @@ class HandleBackend:
         self._running = RunningReplicas() if running is None else running
         self._spans = spans
         self._channels = TokenChannels(os.environ)
+        self._calls = PooledCalls(
+            partial(ask_all, handle, "call_address", ADDRESS_TIMEOUT_S),
+            self._channels,
+            self._running,
+        )
         self.shares = FairShares()
         self._backlogs = Backlogs()
         self._queue = AdmissionQueue(self.shares, priority_aging_s)
@@ -109,7 +120,8 @@ class HandleBackend:
                 return await self._call("ping")
 
     async def aclose(self) -> None:
-        """Close the channels to all replicas; streams that are still open fail."""
+        """Close the channels to all replicas; streams and calls that are still open fail."""
+        await self._calls.aclose()
         await self._channels.aclose()
 
     async def _call(self, method: str, *args: object) -> Any:
@@ -212,15 +224,23 @@ class HandleBackend:
                 trace=None if span is None else span.context,
                 claim=self._informed(request.claim),
             )
-            answer = await (
-                self._ask_suspect(sent) if sent.num_deaths else self._call("pool", sent)
-            )
+            answer = await self._ask_for_rows(sent)
             assert isinstance(answer, Pooled), f"got a {type(answer).__name__}"
             num_tokens = sum(each.num_tokens for each in answer.texts)
             self.shares.charge(request.claim, cost(num_tokens))
             if span is not None:
                 span.accepted(num_tokens, answer.replica_id)
             return answer.texts
+
+    async def _ask_for_rows(self, request: PoolingRequest) -> PoolingEvent:
+        """Return the answer of a suspect's replica, of one with a channel, or of any."""
+        if request.num_deaths:
+            return await self._ask_suspect(request)
+        answer = await self._calls.send(request)
+        if answer is None:
+            return cast("Pooled", await self._call("pool", request))
+        raise_refusal(answer)
+        return answer
 
     def _informed(self, claim: Claim) -> Claim:
         """Return a claim that tells the replica what the tenant got, and since when it waits."""

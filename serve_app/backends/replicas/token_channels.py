@@ -1,8 +1,9 @@
-"""The ingress's end of the channels: one connection to each replica, for all its streams.
+"""The ingress's end of the channels: one connection to each replica, for all its requests.
 
-A replica says in `Accepted` or `Started` where it listens; the first request connects, and the
-others share the connection. A channel that is lost, or silent for too long, fails all its streams
-at once: that is how the ingress learns that a replica is dead.
+A replica says where it listens in one of Serve's calls; the first request connects, and the others
+share the connection. Streams get their deltas through it, and pooled requests travel through it
+both ways. A channel that is lost, or silent for too long, fails all its streams and calls at once:
+that is how the ingress learns that a replica is dead.
 """
 
 import asyncio
@@ -22,9 +23,18 @@ from deployments.contract.channel.wire import (
     decode_message,
     encode_go_ahead,
     encode_hello,
+    is_of_call,
 )
 from deployments.contract.errors import ReplicaUnavailableError
 from deployments.contract.generation import ChannelAddress, StreamKey
+from deployments.contract.pooling import PoolingRequest
+from deployments.contract.pooling_wire import (
+    CallAnswer,
+    decode_answer,
+    encode_call,
+    encode_departure,
+)
+from serve_app.backends.replicas.replica_errors import ReplicaStoppedError
 from serve_app.backends.replicas.stream_box import Rounds, StreamBox
 
 T = TypeVar("T")
@@ -58,7 +68,7 @@ class TokenChannels:
         self._numbers = count()
         self._rounds = Rounds()
         self._boxes: dict[int, StreamBox] = {}
-        self._channels: dict[ChannelAddress, asyncio.Task[_Channel]] = {}
+        self._channels: dict[ChannelAddress, asyncio.Task[Channel]] = {}
 
     def open(self) -> StreamBox:
         """Return the box of a new stream; deltas may arrive as soon as a replica has its key."""
@@ -80,7 +90,7 @@ class TokenChannels:
         box.source = box.source or channel
         channel.require_open()
 
-    async def reach(self, address: ChannelAddress) -> "_Channel":
+    async def reach(self, address: ChannelAddress) -> "Channel":
         """Return the channel to a replica, for a suspect that is about to begin there.
 
         Raises:
@@ -90,7 +100,7 @@ class TokenChannels:
         channel.require_open()
         return channel
 
-    async def _reach(self, address: ChannelAddress) -> "_Channel":
+    async def _reach(self, address: ChannelAddress) -> "Channel":
         if address not in self._channels:
             # An empty context: the channel outlives the request that opens it.
             opening = asyncio.get_running_loop().create_task(
@@ -100,8 +110,8 @@ class TokenChannels:
             opening.add_done_callback(lambda _: self._drop_lost(address))
         return await asyncio.shield(self._channels[address])
 
-    async def _connect(self, address: ChannelAddress) -> "_Channel":
-        channel = _Channel(address, self)
+    async def _connect(self, address: ChannelAddress) -> "Channel":
+        channel = Channel(address, self)
         try:
             tls = TlsFiles.of(self._environment) if address.uses_tls else None
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -131,7 +141,7 @@ class TokenChannels:
         """Return the box of an open stream."""
         return self._boxes.get(number)
 
-    def lose(self, channel: "_Channel") -> None:
+    def lose(self, channel: "Channel") -> None:
         """Fail all streams of a channel; the next stream connects again."""
         self._drop_lost(channel.address)
         for box in list(self._boxes.values()):
@@ -144,17 +154,19 @@ class TokenChannels:
         for opening in openings:
             opening.cancel()
         ended = await asyncio.gather(*openings, return_exceptions=True)
-        for channel in [each for each in ended if isinstance(each, _Channel)]:
+        for channel in [each for each in ended if isinstance(each, Channel)]:
             channel.abort()
             await channel.closed
 
 
-class _Channel(asyncio.Protocol):
+class Channel(asyncio.Protocol):
     """The connection to one replica.
 
     Attributes:
         opened: Done when the replica has taken the hello.
         closed: Done when the connection is lost, or closed.
+        is_stopping: Whether the replica has said that it stops, and takes no more calls.
+        num_other_calls: Calls that other ingresses had open at the replica, when it last answered.
     """
 
     def __init__(self, address: ChannelAddress, channels: TokenChannels) -> None:
@@ -167,6 +179,11 @@ class _Channel(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._num_silent_ticks = 0
+        self.is_stopping = False
+        self.num_other_calls = 0
+        self._call_numbers = count()
+        self._calls: dict[int, asyncio.Future[CallAnswer]] = {}
+        self._gathered: list[bytes] = []
 
     @property
     def is_lost(self) -> bool:
@@ -190,6 +207,66 @@ class _Channel(asyncio.Protocol):
         """
         assert self._transport is not None, "it has been opened"
         self._transport.write(encode_go_ahead(number))
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether a pooled request may be sent now."""
+        return self.opened.done() and not self.is_stopping and not self.is_lost
+
+    @property
+    def load(self) -> int:
+        """Calls that are open at the replica, as far as this ingress knows."""
+        return len(self._calls) + self.num_other_calls
+
+    async def call(self, request: PoolingRequest) -> CallAnswer | None:
+        """Send a pooled request and return the replica's answer; None if it is too large.
+
+        Raises:
+            ReplicaStoppedError: The replica has stopped without an answer.
+            ReplicaUnavailableError: The channel is lost.
+        """
+        number = next(self._call_numbers)
+        frame = encode_call(number, request)
+        if frame is None:
+            return None
+        answer: asyncio.Future[CallAnswer] = asyncio.get_running_loop().create_future()
+        self._calls[number] = answer
+        self._gather(frame)
+        try:
+            return await answer
+        finally:
+            if self._calls.pop(number, None) is not None and not self.is_lost:
+                self._gather(encode_departure(number))
+
+    def _gather(self, frame: bytes) -> None:
+        """Send a frame with all others of this turn of the event loop."""
+        if not self._gathered:
+            asyncio.get_running_loop().call_soon(self._send_gathered)
+        self._gathered.append(frame)
+
+    def _send_gathered(self) -> None:
+        frames, self._gathered = self._gathered, []
+        if not self.is_lost:
+            assert self._transport is not None, "it has been opened"
+            self._transport.write(b"".join(frames))
+
+    def _hear_answer(self, payload: bytes) -> None:
+        answered = decode_answer(payload)
+        if answered is None:
+            self.is_stopping = True
+            self._fail_calls(ReplicaStoppedError("The model's replica has stopped."))
+            return
+        number, answer = answered
+        call = self._calls.pop(number, None)
+        self.num_other_calls = max(0, answer.num_calls - len(self._calls))
+        if call is not None and not call.done():
+            call.set_result(answer)
+
+    def _fail_calls(self, error: ReplicaUnavailableError) -> None:
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            if not call.done():
+                call.set_exception(error)
 
     async def unless_lost(self, call: Awaitable[T]) -> T:
         """Wait for a call to the replica, but not for long once the channel is lost.
@@ -216,11 +293,13 @@ class _Channel(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Show the replica its secret."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.write(encode_hello(Hello(self.address.secret, self._channels.channel_id)))
         self._set_timer()
 
     def data_received(self, data: bytes) -> None:
+        """Pass on what the replica says; it has broken the protocol if that is malformed."""
         self._num_silent_ticks = 0
         try:
             for payload in self._reader.feed(data):
@@ -231,6 +310,9 @@ class _Channel(asyncio.Protocol):
     def _hear(self, payload: bytes) -> None:
         if not self.opened.done():
             self.opened.set_result(None)
+        if is_of_call(payload):
+            self._hear_answer(payload)
+            return
         for number, delta in decode_message(payload):
             box = self._channels.box(number)
             if box is not None:
@@ -249,12 +331,14 @@ class _Channel(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self.tick)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Fail all streams and calls of the channel."""
         if self._timer is not None:
             self._timer.cancel()
         if not self.opened.done():
             self.opened.set_exception(ConnectionResetError("the replica refused the channel"))
             self.opened.exception()  # else Python logs "never retrieved" if TLS has failed before
         self.closed.set_result(None)
+        self._fail_calls(_lost())
         self._channels.lose(self)
 
 

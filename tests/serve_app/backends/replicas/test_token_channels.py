@@ -224,7 +224,7 @@ async def test_a_channel_that_is_lost_while_it_opens_is_not_used_again(
 ) -> None:
     connect = TokenChannels._connect
 
-    async def connect_and_lose(self: TokenChannels, address: ChannelAddress) -> module._Channel:
+    async def connect_and_lose(self: TokenChannels, address: ChannelAddress) -> module.Channel:
         channel = await connect(self, address)
         channel.abort()
         await channel.closed

@@ -4,7 +4,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from deployments.contract.errors import ReplicaUnavailableError
-from serve_app.backends.replicas.key_ledger import HandleLedger
+from serve_app.backends.key_ledger import HandleLedger
 from serve_app.keys.ledger import Verdict
 from tests.serve_app.backends.replicas.test_handles import FakeMethod, FakeResponse
 

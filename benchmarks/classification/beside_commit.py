@@ -1,0 +1,137 @@
+"""Compares classification over HTTP with an older commit's: requests a second, CPU, latency.
+
+Both serve a random model of RoBERTa's kind as `make serve` does, each with its own code and its own
+Ray, and stay up together. A request is one text; a closed loop of users sends as many as are
+answered. CPU time is that of all the server's processes, Ray's own included. Rounds alternate, and
+medians of the rounds are compared, since machines are noisy. With the tiny shape nearly all of a
+request's time is its way; the others show how much of that is left beside the model.
+
+Run: python -m benchmarks.classification.beside_commit --baseline COMMIT [--shape tiny,base]
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.classification.http_client import sender, session
+from benchmarks.classification.load import Latencies, closed_loop
+from benchmarks.classification.shapes import ROBERTA_BASE, SMALL, TINY, Shape, build
+from benchmarks.classification.texts import MIXED, make_texts
+from benchmarks.free_port import free_ports
+from benchmarks.serving.old_checkout import BASELINE, ROOT, old_checkout
+from benchmarks.serving.processes import started
+from benchmarks.serving.rounds import Server, cpu_s
+from serve_app.commands.server_environment import HAPROXY_PORTS
+
+CODE = ("serve_app", "deployments", "benchmarks", "k8s", "serve_config.yaml", "serve.env")
+SHAPES: Mapping[str, Shape] = {"tiny": TINY, "small": SMALL, "base": ROBERTA_BASE}
+NUM_TEXTS = 512
+WARM_UP_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The figures of one round.
+
+    Attributes:
+        latencies: Of the requests of the window.
+        cpu_ms: CPU time of a request.
+    """
+
+    latencies: Latencies
+    cpu_ms: float
+
+
+FIGURES: Mapping[str, Callable[[Round], float]] = {
+    "requests/s": lambda each: each.latencies.rate,
+    "CPU ms/request": lambda each: each.cpu_ms,
+    "p50 ms": lambda each: each.latencies.percentile_ms(50),
+    "p95 ms": lambda each: each.latencies.percentile_ms(95),
+}
+
+
+@contextmanager
+def serving(name: str, checkout: Path, model: Path) -> Iterator[Server]:
+    """Serve a model with a checkout's code until the block ends."""
+    port, *others = free_ports(1 + len(HAPROXY_PORTS))
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    environment |= dict(zip(HAPROXY_PORTS, map(str, others), strict=True))
+    command = [sys.executable, "-m", "benchmarks.peers.serve_model", "--task", "classify"]
+    command += ["--model", str(model), "--port", str(port), "--dtype", "bfloat16"]
+    log = model.with_name(f"{name}.log")
+    url = f"http://127.0.0.1:{port}/ready"
+    with started(command, url, log=log, cwd=checkout, environment=environment) as process:
+        yield Server(name, port, process)
+
+
+async def measure(server: Server, model: str, num_users: int, window_s: float) -> Round:
+    """Load a server for a while and return the figures."""
+    texts = make_texts(MIXED, NUM_TEXTS)
+    url = f"http://127.0.0.1:{server.port}/v1/classify"
+    async with session() as client:
+        send = sender(client, url, lambda i: {"model": model, "input": texts[i % len(texts)]})
+        await closed_loop(send, num_users, warm_up_s=0, window_s=WARM_UP_S)
+        began_s = cpu_s(server.process)
+        found = await closed_loop(send, num_users, warm_up_s=0, window_s=window_s)
+        used_s = cpu_s(server.process) - began_s
+    return Round(found, 1e3 * used_s / len(found.samples_s))
+
+
+def compare(
+    servers: tuple[Server, Server], model: str, users: list[int], num_rounds: int, window_s: float
+) -> Table:
+    """Measure by turns, and return a table of the medians and of the rounds' median ratios."""
+    table = Table(title=f"{model}, bfloat16, texts of {MIXED} characters, one a request")
+    for column in ("users", "figure", *(server.name for server in servers), "ratio"):
+        table.add_column(column, justify="right")
+    for num_users in users:
+        pairs = []
+        for turn in range(num_rounds):
+            order = servers if turn % 2 else servers[::-1]
+            rounds = {
+                each: asyncio.run(measure(each, model, num_users, window_s)) for each in order
+            }
+            pairs.append([rounds[each] for each in servers])
+        for figure, value in FIGURES.items():
+            old, new = (statistics.median(value(pair[at]) for pair in pairs) for at in (0, 1))
+            ratio = statistics.median(value(pair[1]) / value(pair[0]) for pair in pairs)
+            cells = (f"{old:.2f}", f"{new:.2f}", f"{ratio:.2f}")
+            table.add_row(str(num_users), figure, *cells, end_section=figure == [*FIGURES][-1])
+    return table
+
+
+def main() -> None:
+    """Compare, and print the figures of each shape."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--baseline", default=BASELINE, help="the older commit")
+    parser.add_argument("--shape", default="tiny,base", help="of tiny, small and base")
+    parser.add_argument("--users", default="1,8,32")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--window", type=float, default=5.0, help="seconds of one round")
+    options = parser.parse_args()
+    users = [int(each) for each in options.users.split(",")]
+    for name in options.shape.split(","):
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            model = build(SHAPES[name], folder)
+            old = stack.enter_context(old_checkout(options.baseline, *CODE))
+            servers = (
+                stack.enter_context(serving("before", old, model)),
+                stack.enter_context(serving("now", ROOT, model)),
+            )
+            table = compare(servers, model.name, users, options.rounds, options.window)
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

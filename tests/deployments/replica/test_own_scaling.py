@@ -1,0 +1,56 @@
+"""Whether Serve counts a replica's requests for its autoscaling."""
+
+import pytest
+from ray.serve import context
+from ray.serve._private.common import DeploymentID, ReplicaID
+from ray.serve._private.config import DeploymentConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+from ray.serve.schema import ReplicaRank
+
+from deployments.replica.own_scaling import is_scaled_by_calls
+
+
+def be_replica(monkeypatch: pytest.MonkeyPatch, scaling: AutoscalingConfig | None) -> None:
+    """Be a replica whose deployment has been sent as Serve sends it."""
+    sent = DeploymentConfig(autoscaling_config=scaling).to_proto_bytes()  # type: ignore[no-untyped-call] # Ray leaves it untyped
+    monkeypatch.setattr(context, "_INTERNAL_REPLICA_CONTEXT", None)
+    context._set_internal_replica_context(
+        replica_id=ReplicaID("tests", DeploymentID("m", "tests")),
+        servable_object=object,
+        _deployment_config=DeploymentConfig.from_proto_bytes(sent),
+        rank=ReplicaRank(rank=0, node_rank=0, local_rank=0),
+        world_size=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ({"policy_function": "deployments.autoscaling:LoadPolicy"}, False),
+        (
+            {
+                "policy_function": "deployments.autoscaling:LoadPolicy",
+                "policy_kwargs": {"target_busy": 0.7},
+            },
+            False,
+        ),
+        ({"policy_function": "ray.serve.autoscaling_policy:default_autoscaling_policy"}, True),
+        ({}, True),
+    ],
+)
+def test_all_policies_but_our_own_count_serve_s_calls(
+    monkeypatch: pytest.MonkeyPatch, policy: dict[str, object], expected: bool
+) -> None:
+    made = AutoscalingPolicy(**policy)  # type: ignore[no-untyped-call] # Ray leaves it untyped
+    given = AutoscalingConfig(min_replicas=1, max_replicas=2, policy=made)
+    be_replica(monkeypatch, given)
+    assert is_scaled_by_calls() is expected
+
+
+def test_a_fixed_number_of_replicas_and_a_process_without_serve_need_no_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    be_replica(monkeypatch, None)
+    assert not is_scaled_by_calls()
+    monkeypatch.setattr(context, "_INTERNAL_REPLICA_CONTEXT", None)
+    assert not is_scaled_by_calls()
