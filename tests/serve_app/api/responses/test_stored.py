@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -247,6 +249,44 @@ async def test_a_store_that_can_not_be_used_is_named_and_serving_goes_on(
         assert (await client.get(f"{RESPONSES}/resp_1")).status_code == 503
         (tmp_path / "volume").mkdir()
         assert (await ask(client))["store"] is True
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [("cut", "malformed"), ("version", "version 7"), ("read-only", "[Pp]ermi|[Rr]ead-only")],
+)
+async def test_a_damaged_store_is_named_and_serving_goes_on(
+    backend: FakeBackend, folder: Path, damage: str, reason: str
+) -> None:
+    if damage == "read-only":
+        folder = Path("/sys/kernel/jobs")  # no user may make a folder there
+    else:
+        async with running(app_of(backend, folder)) as client:
+            for _ in range(20):
+                await ask(client, input="x" * 2048)
+        database = folder / "jobs.sqlite"
+        if damage == "cut":
+            os.truncate(database, database.stat().st_size // 2)
+        else:
+            with sqlite3.connect(database) as connection:
+                connection.execute("PRAGMA user_version = 7")
+            connection.close()
+    async with running(app_of(backend, folder)) as client:
+        await unusable(client, reason)
+
+
+async def unusable(client: AppClient, reason: str) -> None:
+    """Check that what needs the store is refused with a reason, and all else is answered."""
+    answer = await client.ask(RESPONSES, HI)
+    assert (answer.json()["status"], answer.json()["store"]) == ("completed", False)
+    assert re.search(reason, answer.headers[WARNING_HEADER])
+    answer = await client.ask(RESPONSES, {**HI, "store": False})
+    assert answer.json()["status"] == "completed"
+    assert WARNING_HEADER not in answer.headers
+    for fields in ({"store": True}, {"background": True}, {"previous_response_id": "resp_1"}):
+        error = await client.refused(RESPONSES, {**HI, **fields}, 503)
+        assert error["code"] == "jobs_unavailable"
+        assert re.search(reason, error["message"])
 
 
 async def test_an_answer_is_not_lost_when_the_store_fails_behind_it(
