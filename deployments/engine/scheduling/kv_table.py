@@ -183,6 +183,20 @@ class KVTable:
         else:
             self.extents.give_back(sequence)
 
+    def end_to_keep(self, sequence: Sequence) -> int:
+        """Return after how many tokens to retain a copy for the turn that follows; 0 for none.
+
+        What a grammar has allowed is mostly divided into other tokens when it comes back as text
+        in the next turn. So that turn shares the prompt, and little of the answer; a sequence that
+        outgrows its windows would give it neither.
+        """
+        end = sequence.num_prompt_tokens - 1
+        if sequence.matcher is None or not self._may_reuse(sequence):
+            return 0
+        is_kept = self._rules.keep_context(end, sequence.max_num_tokens)
+        is_held = end - sequence.num_computed_tokens < MIN_REUSED_TOKENS
+        return 0 if is_kept or is_held else end
+
     def keep_prefix(self, sequence: Sequence) -> list[KVCopy]:
         """Retain a copy of what a sequence in prefill has computed so far.
 

@@ -25,7 +25,8 @@ class Retained:
         token_ids: Their tokens.
         last_used: When they were left or a prefix was last taken from them, on the table's clock,
             which counts these events.
-        is_common: Whether it was kept as a prefix that several sequences have begun with.
+        is_common: Whether it was kept for others: several sequences have begun with it, or the
+            next turn of a conversation will.
         proof: The sequence that computed them and has not yet led to logits; None once it has.
     """
 

@@ -236,7 +236,7 @@ class Scheduler:
                 return
             if sequence.has_prefix_to_keep:
                 copies += self.table.keep_prefix(sequence)
-                sequence.prefix_to_keep = 0
+                sequence.prefix_to_keep = self.table.end_to_keep(sequence)
             num_tokens = num_whole
             if num_whole == 1:
                 num_tokens = min(sequence.num_tokens_to_prefill, budget)
@@ -269,7 +269,7 @@ class Scheduler:
             return False
         copies += needed
         sequence.admit(num_cached_tokens=match.num_tokens)
-        sequence.prefix_to_keep = match.num_lost_tokens
+        sequence.prefix_to_keep = match.num_lost_tokens or self.table.end_to_keep(sequence)
         self._waiting.remove(sequence)
         return True
 

@@ -1,5 +1,6 @@
 from collections.abc import Iterable
 from random import Random
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
@@ -19,6 +20,9 @@ from deployments.engine.scheduling.sequence import (
 )
 from deployments.plan.kv_layout import KVCopy, KVLayout
 from tests.engine.naive_kv import NaiveKV
+
+if TYPE_CHECKING:
+    from deployments.engine.grammar.matcher import TokenMatcher
 
 LENGTH = 120
 
@@ -260,6 +264,37 @@ def test_a_kept_prefix_leaves_with_the_sequence_that_failed_to_prove_it() -> Non
     kv.keep_prefix(again)
     end(kv, again, FinishReason.ERROR)
     assert held(kv) == []
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "has_grammar", "num_kept"),
+    [
+        (40, 50, True, 39),
+        (20, None, True, 19),  # it may reach the model's length
+        (40, 50, False, 0),  # its answer comes back as the same tokens
+        (20, 12, True, 0),  # it stays in the window, and gives any prefix
+        (16, 50, True, 0),  # so few are computed again
+    ],
+)
+def test_the_end_of_a_prompt_is_kept_where_an_answer_comes_back_as_other_tokens(
+    num_prompt: int, max_tokens: int | None, has_grammar: bool, num_kept: int
+) -> None:
+    kv = table(num_blocks=60, full_context_length=32)
+    seq = sequence("s", range(num_prompt), max_tokens=max_tokens)
+    seq.matcher = cast("TokenMatcher", object()) if has_grammar else None
+    assert kv.admit(seq, None) is not None
+    seq.admit()
+    assert kv.end_to_keep(seq) == num_kept
+    if num_kept:
+        seq.num_computed_tokens = num_kept
+        kv.keep_prefix(seq)
+        assert kv.end_to_keep(seq) == 0
+        seq.num_computed_tokens = num_prompt
+        seq.handle(SequenceEvent.PREFILLED)
+        seq.token_ids += range(70, 100)
+        seq.num_computed_tokens = num_prompt + 29
+        end(kv, seq, FinishReason.STOP)
+        assert found(kv, [*range(num_prompt), 119, 118]) == num_kept
 
 
 def test_a_prefix_that_can_t_be_kept_is_told(caplog: pytest.LogCaptureFixture) -> None:
