@@ -5,11 +5,12 @@
     device, and this project, under 1 to 100 users.
 (c) open loop: 120, 240 and 480 requests/s on a device of known speed.
 (d) RoBERTa-base's shape over HTTP with 32 users, compared with (a)'s optimum and the queue batcher.
+(e) (b)'s model without a server: how long short texts wait for one of 5,000 characters.
 
 Models with random weights are made at the start. Everything is seeded and runs locally. Each part
 writes a CSV file, and (b) writes its plots as SVG.
 
-Run: python -m benchmarks.classification [--quick] [--parts a,b,c,d] [--out FOLDER]
+Run: python -m benchmarks.classification [--quick] [--parts a,b,c,d,e] [--out FOLDER]
 """
 
 import argparse
@@ -24,7 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.classification import offline, online, open_loop, over_http
+from benchmarks.classification import long_and_short, offline, online, open_loop, over_http
 from benchmarks.classification.designs import (
     ALL,
     CHOSEN_QUEUE_BATCHER,
@@ -37,7 +38,7 @@ from benchmarks.classification.online import Window
 from benchmarks.classification.shapes import ROBERTA_BASE, SMALL, TINY, build
 from benchmarks.classification.table import Figures
 
-PARTS = "a,b,c,d"
+PARTS = "a,b,c,d,e"
 ONLINE = Window(warm_up_s=1.5, window_s=4)
 OVER_HTTP = Window(warm_up_s=5, window_s=20)
 
@@ -56,6 +57,8 @@ class Plan:
     num_http_users: int = 32
     over_http: Window = OVER_HTTP
     http_rounds: int = 2
+    fair_users: Sequence[int] = (8, 16, 32)
+    fair_rounds: int = 7
 
 
 QUICK = Plan(
@@ -67,6 +70,8 @@ QUICK = Plan(
     open_loop_s=4,
     over_http=Window(3, 8),
     http_rounds=1,
+    fair_users=(16,),
+    fair_rounds=3,
 )
 
 
@@ -129,6 +134,11 @@ class Benchmark:
             )
         )
 
+    def long_and_short(self) -> None:
+        """Run (e)."""
+        plan, model = self._plan, str(build(SMALL, self._work))
+        self._show(long_and_short.measure(model, plan.fair_users, plan.fair_rounds))
+
     def _base_model(self) -> str:
         if self._base is None:
             self._base = str(build(ROBERTA_BASE, self._work))
@@ -159,6 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "b": benchmark.online,
             "c": benchmark.open_loop,
             "d": benchmark.over_http,
+            "e": benchmark.long_and_short,
         }
         for part in args.parts.split(","):
             if part not in parts:

@@ -114,6 +114,46 @@ def ms_per_text(run: Run, texts: Sequence[str], size: int) -> float:
 @contextmanager
 def our_runs(folder: str) -> Iterator[tuple[Run, Run]]:
     """Yield this project's encoder and model without and with lanes, both warmed up."""
+    with our_worker(folder) as ours:
+
+        def run(texts: Sequence[str]) -> object:
+            return ours.classifier(ours.encoded(texts)).tolist()
+
+        def run_in_lanes(texts: Sequence[str]) -> object:
+            with ours.queue.entered() as job:
+                ours.queue.put(job, ours.encoded(texts))
+                return job.answer.result()
+
+        for warm_up in (run, run_in_lanes):
+            warm_up(make_texts(Lengths(100, 101), 8))
+        yield run, run_in_lanes
+
+
+@dataclass(frozen=True, slots=True)
+class OurWorker:
+    """This project's classifier on its device worker, without a server.
+
+    Attributes:
+        classifier: The model, which the worker's lanes run.
+        queue: What the worker takes its requests from.
+        encoder: The model's own.
+    """
+
+    classifier: PoolingModel
+    queue: RequestQueue
+    encoder: TextEncoder
+
+    def encoded(self, texts: Sequence[str]) -> tuple[TokenIds, ...]:
+        """Return the tokens of each text."""
+        (found,) = self.encoder.encode([PoolingRequest("offline", tuple(texts))])
+        if isinstance(found, Exception):
+            raise found
+        return found.token_ids
+
+
+@contextmanager
+def our_worker(folder: str) -> Iterator[OurWorker]:
+    """Run this project's worker until the block ends."""
     keep_freed_memory()
     loaded = load_pooler(
         folder,
@@ -143,24 +183,8 @@ def our_runs(folder: str) -> Iterator[tuple[Run, Run]]:
 
     worker = DeviceWorker(place, queue, lambda stats: None)
 
-    def encoded(texts: Sequence[str]) -> tuple[TokenIds, ...]:
-        (found,) = encoder.encode([PoolingRequest("offline", tuple(texts))])
-        if isinstance(found, Exception):
-            raise found
-        return found.token_ids
-
-    def run(texts: Sequence[str]) -> object:
-        return classifier(encoded(texts)).tolist()
-
-    def run_in_lanes(texts: Sequence[str]) -> object:
-        with queue.entered() as job:
-            queue.put(job, encoded(texts))
-            return job.answer.result()
-
     worker.start().result()
     try:
-        for warm_up in (run, run_in_lanes):
-            warm_up(make_texts(Lengths(100, 101), 8))
-        yield run, run_in_lanes
+        yield OurWorker(classifier, queue, encoder)
     finally:
         worker.stop()

@@ -11,8 +11,9 @@ for its own. They don't divide the texts: each takes all that a micro-batch hold
 The rule: a free lane takes an equal part, by tokens, of the waiting texts. There are as many parts
 as lanes, but no part is smaller than the longest text or than `MIN_LANE_TOKENS`. A part that is
 taken alone, such as a single text, gets all threads; any other gets its lane's. A sweep takes
-everything from the queue, and all of it is handed out before the next sweep. So a text waits for
-one sweep at most, however many shorter ones arrive after it.
+something of every request that waits (`micro_batches.Turns`), and all of it is handed out before
+the next sweep. So a request's next text waits for one sweep at most, however many come after it,
+and a request of many texts leaves room for those that come meanwhile.
 
 Each tenant and priority has sweeps of its own: what comes from others meanwhile is taken at once,
 and the next part begins with the texts of the best priority, of the tenant that got least.
@@ -22,7 +23,7 @@ when all its texts are done, or as soon as one fails.
 """
 
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -31,7 +32,7 @@ import torch
 
 from deployments.compute.token_budget import TokenBudget
 from deployments.contract.claims import Claim
-from deployments.pooling.micro_batches import in_order, take_batch
+from deployments.pooling.micro_batches import Turns, in_order, take_batch
 from deployments.pooling.request_queue import Job, RequestQueue, Row, TokenIds
 
 MAX_LANES = 8
@@ -43,6 +44,10 @@ GPU_LANES = 2
 MIN_LANE_TOKENS = 96
 """Larger parts cost hardly less per token, for RoBERTa-base's shape on one thread; and if all texts
 are one part, the device idles while their clients send the next ones."""
+
+NUM_BATCHES_IN_SWEEP = 8
+"""Where a full micro-batch is worth waiting for, a sweep has so many, if there is work for them:
+the last of each may be small, and padded texts need neighbours of their length."""
 
 
 class Answer:
@@ -190,6 +195,7 @@ class Lanes:
         self._is_padded = is_padded
         self._turn = threading.Lock()
         self._sweeps: dict[tuple[int, str], Sweep] = {}  # by priority and tenant; none empty
+        self._turns: dict[tuple[int, str], Turns[EncodedText]] = {}  # what later sweeps get
         self._num_left = 1
         self._freed = threading.Condition()
         self._share_threads = share_threads
@@ -201,9 +207,12 @@ class Lanes:
         with self._turn:
             with self._freed:
                 self._freed.wait_for(lambda: self._num_free > 0)
-            jobs = self._queue.take_others(self._sweeps) if self._sweeps else self._queue.take_all()
-            if jobs or not self._sweeps:
-                self._begin(jobs or [])
+            is_idle = not self._sweeps and not self._turns
+            jobs = self._queue.take_all() if is_idle else self._queue.take_others(self._sweeps)
+            for job in jobs or ():
+                self._turns.setdefault(job.claim.queue, Turns(MIN_LANE_TOKENS)).add(texts_of(job))
+            if not self._sweeps or self._turns.keys() - self._sweeps.keys():
+                self._begin()
             if self._queue.is_closed:
                 return None
             num_parts = self._num_left
@@ -218,17 +227,26 @@ class Lanes:
             self._num_free += work.num_threads
             self._freed.notify()
 
-    def _begin(self, jobs: Sequence[Job]) -> None:
-        texts = defaultdict[tuple[int, str], list[EncodedText]](list)
-        for job in jobs:
-            texts[job.claim.queue] += texts_of(job)
-        for queue, found in texts.items():
-            self._sweeps[queue] = Sweep(in_order(found, is_padded=self._is_padded))
+    def _begin(self) -> None:
+        """Begin a sweep of each tenant and priority that has none."""
+        for queue in [queue for queue in self._turns if queue not in self._sweeps]:
+            texts = self._turns[queue].take(*self._sweep_tokens, _is_wanted)
+            if texts:
+                self._sweeps[queue] = Sweep(in_order(texts, is_padded=self._is_padded))
+        self._turns = {queue: turns for queue, turns in self._turns.items() if turns}
         self._num_left = (
             num_parts(self._num_tokens, self._longest, self._num_lanes)
             if self._share_threads
             else 1
         )
+
+    @property
+    def _sweep_tokens(self) -> tuple[int, int]:
+        """Tokens of a sweep that completes a request, and of one that doesn't; see `Turns.take`."""
+        if self._share_threads and not self._is_padded:
+            num_least = self._num_threads * MIN_LANE_TOKENS
+            return num_least, max(num_least, self._budget.tokens)
+        return (NUM_BATCHES_IN_SWEEP * self._budget.tokens,) * 2
 
     @property
     def _num_tokens(self) -> int:
@@ -248,7 +266,7 @@ class Lanes:
             [self._sweeps[queue].texts for queue in order],
             max_tokens,
             is_padded=self._is_padded,
-            is_wanted=lambda text: text.answer.is_wanted,
+            is_wanted=_is_wanted,
         )
         self._queue.charge([(text.answer.claim, text.num_tokens) for text in texts])
         self._sweeps = {queue: self._sweeps[queue] for queue in order if self._sweeps[queue].texts}
@@ -263,6 +281,10 @@ class Lanes:
             num_threads = self._num_threads if is_alone else min(num_own, self._num_free)
             self._num_free -= num_threads
             return num_threads
+
+
+def _is_wanted(text: EncodedText) -> bool:
+    return text.answer.is_wanted
 
 
 def num_parts(num_tokens: int, longest: int, num_lanes: int) -> int:

@@ -147,6 +147,18 @@ def test_micro_batches_are_bounded_by_tokens(device: GatedDevice) -> None:
     assert replica.stats == [BatchStats(1, 1), BatchStats(2, 8), BatchStats(2, 8), BatchStats(1, 4)]
 
 
+def test_a_short_text_is_answered_after_a_piece_or_two_of_a_long_one(replica: Replica) -> None:
+    with replica.is_busy():
+        long = replica.ask(*[(i,) * MIN_LANE_TOKENS for i in range(2, 22)])
+        short = replica.ask((50,))
+        was_answered = list[bool]()
+        long.answer.add_done_callback(lambda _: was_answered.append(short.answer.done()))
+    assert answer(long) == [(float(i),) for i in range(2, 22)]
+    assert was_answered == [True]
+    assert [text[0] for text in replica.device.batches[1]] == [2, 50, 3]
+    assert sum(len(batch) for batch in replica.device.batches) == 22
+
+
 def test_padded_texts_are_sorted_and_a_sweep_is_finished_before_newer_texts(
     device: GatedDevice,
 ) -> None:

@@ -13,6 +13,7 @@ from deployments.pooling.lanes import (
     GPU_LANES,
     MAX_LANES,
     MIN_LANE_TOKENS,
+    NUM_BATCHES_IN_SWEEP,
     Answer,
     EncodedText,
     Lanes,
@@ -150,7 +151,8 @@ def test_closing_ends_a_lane_that_waits_for_threads() -> None:
 
 def test_parts_are_at_most_a_micro_batch_and_the_rest_of_a_sweep_comes_first() -> None:
     setup = Setup(max_tokens=2 * LONG)
-    setup.put(*[LONG] * 5)
+    for _ in range(5):
+        setup.put(LONG)
     for expected in ([LONG] * 2, [LONG] * 2, [LONG]):
         work = setup.take()
         setup.put(1)
@@ -161,11 +163,91 @@ def test_parts_are_at_most_a_micro_batch_and_the_rest_of_a_sweep_comes_first() -
 
 def test_one_lane_takes_full_micro_batches_on_all_threads() -> None:
     setup = Setup(num_lanes=1, max_tokens=3 * LONG)
-    setup.put(*[LONG] * 4)
+    for _ in range(4):
+        setup.put(LONG)
     for expected in ([LONG] * 3, [LONG]):
         work = setup.take()
         assert (sizes(work), work.num_threads) == (expected, 2)
         setup.lanes.give_back(work)
+
+
+def all_sizes(setup: Setup) -> list[list[int]]:
+    """Run what waits, one micro-batch after the other; return the sizes of their texts."""
+    found = list[list[int]]()
+    while setup.lanes._sweeps or setup.lanes._turns or setup.queue.num_waiting:
+        work = setup.take()
+        setup.lanes.give_back(work)
+        found.append(sizes(work))
+    return found
+
+
+def test_texts_that_come_after_a_long_one_in_pieces_wait_for_a_piece_on_each_lane() -> None:
+    setup = Setup(max_tokens=2 * LONG)
+    setup.put(*[LONG] * 6)
+    first = setup.take()
+    setup.put(7)
+    setup.put(8)
+    setup.lanes.give_back(first)
+    assert sizes(first) == [LONG]
+    assert all_sizes(setup) == [[LONG], [LONG, 7, 8], [LONG], [LONG], [LONG]]
+
+
+def test_a_long_text_that_comes_among_short_ones_adds_a_piece_to_each_of_their_sweeps() -> None:
+    setup = Setup(num_lanes=1)
+    for _ in range(10):
+        setup.put(20)
+    setup.put(*[60] * 4)
+    setup.lanes.give_back(found := setup.take())
+    assert sizes(found) == [20] * 10 + [60]
+    for _ in range(10):
+        setup.put(20)
+    # The long text's next piece is older than the short ones.
+    assert all_sizes(setup) == [[60, *[20] * 10], [60, 60]]
+
+
+def test_a_sweep_that_completes_no_request_fills_micro_batches() -> None:
+    setup = Setup(num_lanes=1, max_tokens=6 * LONG)
+    for _ in range(2):
+        setup.put(*[LONG] * 10)
+    setup.lanes.give_back(found := setup.take())
+    setup.put(7)
+    assert sizes(found) == [LONG] * 6
+    assert all_sizes(setup)[0] == [LONG, LONG, 7]
+
+
+def test_small_texts_of_a_request_take_their_turn_together() -> None:
+    setup = Setup(num_lanes=1, max_tokens=2 * LONG)
+    setup.put(*[LONG // 3] * 7)
+    setup.put(*[LONG] * 2)
+    assert all_sizes(setup) == [
+        [LONG // 3] * 3 + [LONG],
+        [LONG // 3] * 3 + [LONG],
+        [LONG // 3],
+    ]
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_where_full_micro_batches_count_a_sweep_has_several_of_a_single_request(
+    *, is_padded: bool
+) -> None:
+    setup = Setup(num_lanes=1, max_tokens=4 * LONG, is_padded=is_padded, share_threads=is_padded)
+    setup.put(*[LONG] * 40)
+    first = setup.take()
+    setup.put(7)
+    setup.lanes.give_back(first)
+    found = [sizes(first), *all_sizes(setup)]
+    assert found[:NUM_BATCHES_IN_SWEEP] == [[LONG] * 4] * NUM_BATCHES_IN_SWEEP
+    assert 7 in found[NUM_BATCHES_IN_SWEEP]
+    assert sorted(size for each in found for size in each) == [7, *[LONG] * 40]
+
+
+def test_pieces_that_nobody_waits_for_any_more_take_no_turn() -> None:
+    setup = Setup(num_lanes=1, max_tokens=2 * LONG)
+    gone = setup.put(*[LONG] * 100)
+    setup.lanes.give_back(setup.take())
+    gone.has_left = True
+    setup.put(7)
+    assert all_sizes(setup) == [[7]]
 
 
 def tenants(work: LaneWork) -> str:
@@ -221,6 +303,7 @@ def test_a_micro_batch_looks_at_its_own_texts_and_at_none_that_wait_behind_it(
     setup = Setup(num_lanes=2, max_tokens=8 * LONG, is_padded=is_padded)
     for claim in claims:
         setup.put(*[LONG] * 100, claim=claim)
+    num_in_sweep = 0 if is_padded else 8  # a take that begins one looks at these, too
     setup.lanes.give_back(setup.take())  # looks at all, once
     looked_at = set[int]()
 
@@ -236,7 +319,7 @@ def test_a_micro_batch_looks_at_its_own_texts_and_at_none_that_wait_behind_it(
         setup.lanes.give_back(work)
         num_looked_at = len(looked_at)
         assert set(map(id, work.texts)) <= looked_at
-        assert num_looked_at <= len(work.texts) + len(claims) + 1
+        assert num_looked_at <= len(work.texts) + len(claims) + 1 + num_in_sweep
         looked_at.clear()
 
 

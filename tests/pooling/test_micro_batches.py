@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.pooling.micro_batches import MAX_LAID_OUT, in_order, take_batch
+from deployments.pooling.micro_batches import MAX_LAID_OUT, Turns, in_order, take_batch
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,10 @@ def batches(taken: list[Item], max_tokens: int, *, is_padded: bool) -> list[list
     while batch := take_batch([waiting], max_tokens, is_padded=is_padded, is_wanted=lambda _: True):
         found.append(batch)
     return found
+
+
+def tokens(taken: list[Item]) -> int:
+    return sum(item.num_tokens for item in taken)
 
 
 def cost(batch: list[Item], *, is_padded: bool) -> float:
@@ -80,3 +84,35 @@ def test_padded_texts_run_sorted_by_length(taken: list[Item], max_tokens: int) -
     found = batches(taken, max_tokens, is_padded=True)
     lengths = [item.num_tokens for batch in found for item in batch]
     assert lengths == sorted(lengths)
+
+
+@given(
+    requests=st.lists(items, min_size=1, max_size=8),
+    max_tokens=st.integers(1, 100),
+    min_tokens=st.integers(1, 300),
+    num_more=st.integers(0, 300),
+)
+def test_requests_take_turns_and_each_of_their_texts_has_one(
+    requests: list[list[Item]], max_tokens: int, min_tokens: int, num_more: int
+) -> None:
+    turns, waiting = Turns[Item](max_tokens), [deque(each) for each in requests]
+    for each in waiting:
+        turns.add(each)
+    while turns:
+        wanted = min_tokens + num_more
+        taken = deque(turns.take(min_tokens, wanted, lambda _: True))
+        assert taken
+        total, num_waiting = 0, len(list(filter(None, waiting)))
+        while taken:
+            # Of each request in order: one text, and more only as far as they fit.
+            assert total < wanted
+            for each in filter(None, waiting):
+                turn = [each.popleft()]
+                while each and tokens([*turn, each[0]]) <= max_tokens:
+                    turn.append(each.popleft())
+                assert [taken.popleft() for _ in turn] == turn
+                total += tokens(turn)
+            if len(list(filter(None, waiting))) < num_waiting:
+                wanted = min_tokens
+        assert total >= wanted or not any(waiting)
+    assert not any(waiting)
