@@ -160,10 +160,14 @@ async def test_a_client_that_leaves_frees_vllm(classifier: VllmPooler) -> None:
         while classifier._queue.num_running == 0:  # noqa: ASYNC110 - the queue does not tell
             await asyncio.sleep(0)
         asking.cancel()
-        while classifier._vllm_worker._num_running:  # noqa: ASYNC110 - nor does the worker
+        while is_busy(classifier):  # noqa: ASYNC110 - nor does the worker
             await asyncio.sleep(0)
-    assert replace(classifier._work, tenants=()) == WorkCounts(0, 0)
     await classifier.ping()
+
+
+def is_busy(classifier: VllmPooler) -> bool:
+    counted = replace(classifier._work, tenants=())
+    return classifier._vllm_worker._num_running > 0 or counted != WorkCounts(0, 0)
 
 
 async def test_a_healthy_replica_passes_its_check_and_tells_its_memory(
