@@ -34,6 +34,7 @@ from serve_app.backends.replicas.model_router import PATH as MODEL_ROUTER
 from serve_app.commands.check.check import args_problems
 from serve_app.commands.check.compose import BUILDER
 from serve_app.commands.check.model_source import task_of
+from serve_app.commands.check.turns import turn_problems
 from serve_app.commands.run import worker_logs
 from serve_app.commands.run.announcement import Announcement, local_url
 from serve_app.commands.server_environment import HAPROXY
@@ -241,7 +242,17 @@ def require_startable(
     Raises:
         RefusedFileError: One line names all mistakes.
     """
-    problems = [*user_config_problems(args, files), *unreadable(specs, nodes)]
+    files = list(files)
+    problems = [
+        *user_config_problems(args, files),
+        *(
+            problem
+            for file in files
+            if _has_args(file, args)
+            for problem in turn_problems(file.model_dump(exclude_unset=True), args)
+        ),
+        *unreadable(specs, nodes),
+    ]
     if problems:
         raise RefusedFileError("; ".join(problems))
 

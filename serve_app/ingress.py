@@ -55,7 +55,7 @@ from serve_app.api.server.status import StatusApi
 from serve_app.api.text_generation.routes import TextGenerationApi
 from serve_app.api.tokenize.routes import TokenizeApi
 from serve_app.backends.key_ledger import HandleLedger, Ledger
-from serve_app.backends.models.cluster_state import replica_states
+from serve_app.backends.models.cluster_state import serve_replicas
 from serve_app.backends.models.devices import Devices, DeviceSources
 from serve_app.backends.models.serving_states import AskStates, ServingStates
 from serve_app.backends.models.snapshots import (
@@ -429,7 +429,7 @@ async def _is_stopping(context: serve.context.ReplicaContext) -> bool:
     Raises:
         Exception: The controller does not answer.
     """
-    states = await replica_states(context.app_name, context.deployment)
+    states = (await serve_replicas(context.app_name, context.deployment)).states
     # A controller that has been restarted knows no replica at first.
     return bool(states) and states.get(context.replica_id.unique_id, STOPPING) == STOPPING
 

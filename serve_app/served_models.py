@@ -20,7 +20,7 @@ from serve_app.backends.models.adapters import with_adapters
 from serve_app.backends.models.catalog import ModelCatalog
 from serve_app.backends.models.cluster_state import (
     deployment_states,
-    replica_states,
+    serve_replicas,
     watch_draining_nodes,
 )
 from serve_app.backends.models.cold_start import ColdStart
@@ -31,6 +31,7 @@ from serve_app.backends.models.serving_states import (
     ServingState,
     ServingStates,
 )
+from serve_app.backends.models.single_flight import SingleFlight
 from serve_app.backends.replicas.backend import Backend
 from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.replicas.handles import Handle
@@ -151,7 +152,11 @@ class HandleModels(ModelBackends):
         tasks = {model.id: model.task for model in config.models}
         departures = {
             id_: Departures(
-                running[id_], partial(replica_states, handle.app_name, handle.deployment_name)
+                running[id_],
+                # Many streams are lost at once.
+                SingleFlight(
+                    partial(serve_replicas, handle.app_name, handle.deployment_name)
+                ).result,
             )
             for id_, handle in handles.items()
             if tasks[id_] == "generate"

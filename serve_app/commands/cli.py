@@ -493,19 +493,19 @@ def plan(
 
             is_here = gpu_memory is None
             is_right = is_faultless(str(file), Depth.MACHINE if is_here else Depth.FILE)
-            entries = planning.models_of(file)
+            entries, turns = planning.models_of(file), planning.turns_of(file)
         else:
             assert model is not None
-            entries = (planning.entry_of(model, dtype, given),)
-        found = planning.plan_models(entries, card, share)
+            entries, turns = (planning.entry_of(model, dtype, given),), None
+        found = planning.plan_models(entries, card, share, turns)
     except planning.PlanError as error:
         if not is_right:  # which has been told
             raise typer.Exit(2) from None
         _fail(str(error), 2)
     if as_json:
-        typer.echo(planning.as_json(found, card))
+        typer.echo(planning.as_json(found, card, turns))
     else:
-        planning.tell(found, card)
+        planning.tell(found, card, turns)
     raise typer.Exit(0 if is_right and planning.all_fit(found) else 1)
 
 

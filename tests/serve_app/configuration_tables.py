@@ -12,6 +12,7 @@ from deployments.contract.model_spec import ModelConfig
 from deployments.contract.strict_model import StrictModel
 from deployments.contract.vllm_args import VllmArgs
 from serve_app.commands.check.check import BatchingConfig, LoadPolicyConfig
+from serve_app.commands.check.turns import TurnPolicyConfig
 from serve_app.config import (
     ApiKey,
     AppConfig,
@@ -155,6 +156,7 @@ TABLES: Final = (
             "jobs": lambda: rows(JobsConfig),
             "user_config": lambda: rows(BatchingConfig),
             "policy_kwargs": lambda: rows(LoadPolicyConfig),
+            "TurnPolicy": lambda: rows(TurnPolicyConfig),
         }.items()
     ),
     MadeTable(VLLM_PAGE, "the keys of engine_args", lambda: rows(VllmArgs)),

@@ -31,6 +31,7 @@ from ray.serve.schema import (
 )
 
 from serve_app.backends.models.serving_states import DEPLOY_FAILED, DeploymentState, ServingState
+from serve_app.backends.replicas.replica_departures import ServeReplicas
 from serve_app.backends.replicas.running_replicas import RunningReplicas
 from serve_app.placement import Demand
 
@@ -72,25 +73,30 @@ async def watch_draining_nodes(models: Sequence[RunningReplicas]) -> None:
         await asyncio.sleep(POLL_INTERVAL_S)
 
 
-async def replica_states(app: str, deployment: str) -> Mapping[str, str]:
-    """Return Serve's state of each replica of a deployment, by Serve's id.
+async def serve_replicas(app: str, deployment: str) -> ServeReplicas:
+    """Return what Serve's controller says about the replicas of a deployment.
 
     Raises:
         Exception: The controller does not answer, as while it is restarted.
     """
-    return await asyncio.to_thread(_replica_states, app, deployment)
+    return await asyncio.to_thread(_serve_replicas, app, deployment)
 
 
-def _replica_states(app: str, deployment: str) -> Mapping[str, str]:
+def _serve_replicas(app: str, deployment: str) -> ServeReplicas:
     client = _get_global_client(raise_if_no_controller_running=True)
     assert client is not None, "it raises"
     asked = client._controller.get_serve_instance_details.remote()
     details = ray.get(asked, timeout=TIMEOUT_S)
-    deployments = details["applications"].get(app, {}).get("deployments", {})
-    replicas = deployments.get(deployment, {}).get("replicas", ())
-    return {
-        each["replica_id"]: str(getattr(each["state"], "value", each["state"])) for each in replicas
-    }
+    application = details["applications"].get(app, {})
+    found = application.get("deployments", {}).get(deployment, {})
+    is_kept = bool(found) and found.get("status_trigger") != DeploymentStatusTrigger.DELETING
+    return ServeReplicas(
+        {
+            each["replica_id"]: str(getattr(each["state"], "value", each["state"]))
+            for each in found.get("replicas", ())
+        },
+        is_any_wanted=not is_kept or found.get("target_num_replicas") != 0,
+    )
 
 
 def deployed_files() -> Sequence[ServeApplicationSchema]:

@@ -13,7 +13,8 @@ When its replica is only about to end, the stream opens at the next one first, a
 the first one has ended.
 
 A replica may also give the text back, for others to run: then it is parked (`stream_parking`), and
-opens again in the same way when it is its turn. Nothing was lost, so that counts as no move.
+opens again in the same way when it is its turn. Nothing was lost, so that counts as no move. All
+texts of a model are parked in the same way when its turn on the device is over.
 
 `serve_app.backends.streams.retries` decides what follows from a loss.
 """
@@ -30,7 +31,7 @@ from deployments.contract.errors import (
 from deployments.contract.generation import GenerationRequest, GenerationStream
 from deployments.contract.output import Delivered, TextDelta
 from serve_app.backends.replicas.backend import Backend
-from serve_app.backends.replicas.replica_departures import Departures
+from serve_app.backends.replicas.replica_departures import Departure, Departures
 from serve_app.backends.replicas.replica_errors import (
     NoReplicaError,
     ParkedError,
@@ -89,6 +90,7 @@ class FailoverStream:
         self._loss: RaystreamError | None = None
         self._opening: asyncio.Task[None] | None = None
         self._handing_over: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None  # kept, since the event loop keeps none
         self._is_holding = False  # nothing is passed on: the next replica takes over from here
         self._may_leave = True
         self._begin(stream)
@@ -123,7 +125,7 @@ class FailoverStream:
             except (*LOST, ParkedError) as error:
                 if self._is_ended:
                     raise StopAsyncIteration from error
-                if not await self._has_left(stream):
+                if not await self._has_left(stream) and self._loss is None:
                     self._loss = error
             except RaystreamError:
                 self._end()
@@ -146,7 +148,7 @@ class FailoverStream:
 
     def _end(self) -> None:
         """Note that nothing follows."""
-        self._is_ended = True
+        self._is_ended, self._loss = True, None
         self._stay()
         self._watch.close()
         self._parking.leave()
@@ -158,7 +160,7 @@ class FailoverStream:
         self._watch.close()
         if self._departures is not None:
             replica_id = stream.accepted.replica_id
-            self._watch.callback(self._departures.watch(replica_id, self._leave))
+            self._watch.callback(self._departures.watch(replica_id, self._depart))
         self._delivered.begin_run()
 
     def _keep(self, deltas: list[TextDelta]) -> list[TextDelta]:
@@ -188,6 +190,12 @@ class FailoverStream:
                 self._park()
             elif self._parking.is_parked:  # it was offered, and nothing has come since
                 self._parking.note_lost(loss, has_started=True)
+            elif await self._is_turn_over():  # its replica was to stop anyway
+                if self._is_ended:  # closed meanwhile
+                    raise StopAsyncIteration
+                self._retries.note_offer_lost(loss, has_started=True, num_gained=num_gained)
+                if not self._retries.num_deaths:  # a suspect looks for a replica like a lost one
+                    self._park()
             else:
                 self._retries.note_loss(loss, has_started=True, num_gained=num_gained)
                 notice = Notice.WAITING
@@ -253,15 +261,29 @@ class FailoverStream:
             is_parked=self._parking.is_parked and not is_planned,
         )
 
-    def _leave(self) -> None:
-        """Try to go on at another replica; called again while that has not worked.
+    def _depart(self, departure: Departure) -> None:
+        """Leave the replica, which is about to end; called again while that has not worked.
 
-        A suspect stays: it would run at two replicas at once, and might kill both.
+        A suspect does not go on elsewhere: it would run at two replicas at once, and might kill
+        both.
         """
-        is_busy = self._handing_over or self._opening or self._loss or self._is_ended
-        if self._may_leave and not is_busy and not self._retries.num_deaths:
+        if self._handing_over or self._opening or self._loss or self._is_ended:
+            return
+        if departure is Departure.PARK:
+            if self._parking.keep_place():  # else it runs on, for as long as the replica may take
+                self._loss = ParkedError("The model's turn on its device is over.")
+                # At once: a slow client may not read for long, and the next model waits.
+                self._closing = asyncio.ensure_future(self._stream.aclose())
+        elif self._may_leave and not self._retries.num_deaths:
             self._handing_over = asyncio.ensure_future(self._hand_over(self._stream))
             self._handing_over.add_done_callback(self._note_end_of_hand_over)
+
+    async def _is_turn_over(self) -> bool:
+        return (
+            self._departures is not None
+            and self._parking.has_room
+            and await self._departures.is_turn_over(self._stream.accepted.replica_id)
+        )
 
     def _stay(self) -> None:
         """Give up what `_leave` has begun."""

@@ -110,10 +110,30 @@ class ParkingLot:
         self._offered: ParkedPlace | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._num_arrivals = 0
+        self._num_kept = 0
 
     def __len__(self) -> int:
         """Return how many streams are parked."""
         return len(self._held)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it takes one more stream."""
+        return len(self._held) + self._num_kept < self._max_parked
+
+    def keep_place(self) -> bool:
+        """Keep a place for a stream that leaves its replica now; return whether there is one.
+
+        It enters only when its client reads on: an offer to one that nobody reads would be lost.
+        """
+        if not self.has_room:
+            return False
+        self._num_kept += 1
+        return True
+
+    def free_place(self) -> None:
+        """Give up a place that was kept: its stream enters now, or has ended."""
+        self._num_kept -= 1
 
     def enter(self, claim: Claim) -> ParkedPlace | None:
         """Return a place for a stream that was parked; None if there is none.
@@ -121,7 +141,7 @@ class ParkingLot:
         Args:
             claim: With what it has waited until now.
         """
-        if len(self._held) >= self._max_parked:
+        if not self.has_room:
             return None
         came_s = asyncio.get_running_loop().time() - claim.waited_s
         place = ParkedPlace(self, claim, self._num_arrivals, came_s)
@@ -141,7 +161,7 @@ class ParkingLot:
         Raises:
             OverloadedError: The lot is full, of streams that go before it.
         """
-        if len(self._held) < self._max_parked or not self._held:
+        if self.has_room or not self._held:
             return
         claims = [place.claim for place in self._held]
         if claim.priority < min(each.priority for each in claims):

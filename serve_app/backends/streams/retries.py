@@ -201,8 +201,10 @@ class Retries:
         self._waits_first = not is_death
         self._note_death(error, has_started=has_started, num_gained=num_gained)
 
-    def note_offer_lost(self, error: RaystreamError, *, has_started: bool) -> None:
-        """Note the loss of a replica to which a parked text was offered; it gained nothing there.
+    def note_offer_lost(
+        self, error: RaystreamError, *, has_started: bool, num_gained: int = 0
+    ) -> None:
+        """Note the loss of a replica to which a parked text was offered, or that was to park it.
 
         It was to wait anyway, so that is no move. A death counts all the same, and a suspect looks
         for a replica like one that was lost.
@@ -210,8 +212,9 @@ class Retries:
         Args:
             error: One of `LOST`.
             has_started: See `note_loss`.
+            num_gained: See `note_loss`.
         """
-        self._note_death(error, has_started=has_started, num_gained=0)
+        self._note_death(error, has_started=has_started, num_gained=num_gained)
         if self.num_deaths:
             self.limit_search()
             self._reason = MoveReason.LOST

@@ -40,6 +40,7 @@ class StreamParking:
         self._retries = retries
         self._limits = limits
         self._place: ParkedPlace | None = None  # until the stream goes on
+        self._has_kept = False  # whether the lot keeps a place for it
         self._is_stopped = False  # from when it was given back until it goes on
         self._counted = ExitStack()  # closing it ends what is counted of that time
         self._patience_s = limits.first_patience_s  # with a replica to which it is offered
@@ -52,6 +53,24 @@ class StreamParking:
     def is_parked(self) -> bool:
         """Whether it has a place, which it keeps until a replica brings something."""
         return self._place is not None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the lot, if there is one, takes one more stream."""
+        return self.may_park and self._lot is not None and self._lot.has_room
+
+    def keep_place(self) -> bool:
+        """Keep a place for it until it is parked or ends; return whether there is one."""
+        if self._place is not None:  # it was offered to its replica, which has sent nothing yet
+            return True
+        assert not self._has_kept, "it leaves its replica once"
+        self._has_kept = self.has_room and self._lot is not None and self._lot.keep_place()
+        return self._has_kept
+
+    def _free_place(self) -> None:
+        if self._has_kept and self._lot is not None:
+            self._has_kept = False
+            self._lot.free_place()
 
     @property
     def waited_until_s(self) -> float:
@@ -83,6 +102,7 @@ class StreamParking:
             self._place.end_turn()
             return False
         assert self._lot is not None, "no replica parks a stream that has no lot"
+        self._free_place()
         silent_s = self._now_s() - self._last_s  # in the replica, which it had to leave
         self._place = self._lot.enter(
             replace(self._first_claim, waited_s=self._waited_s + silent_s)
@@ -94,6 +114,7 @@ class StreamParking:
 
     def leave(self) -> None:
         """Note that it goes on, has ended, or is looked after like a lost one."""
+        self._free_place()
         self._is_stopped = False
         self._counted.close()
         if self._place is not None:

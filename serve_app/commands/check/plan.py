@@ -40,6 +40,7 @@ from deployments.plan.replica_plan import (
     plan_replica,
 )
 from serve_app.commands.check.model_source import ModelFiles, SourceError, read_files
+from serve_app.commands.check.turns import TurnPolicyConfig, turns_in
 from serve_app.config import AppConfig
 from serve_app.gpu_shares import resolve_models, to_spec
 from serve_app.strict_yaml import UniqueKeyLoader, line_of, why_unreadable
@@ -187,16 +188,29 @@ def models_of(file: Path) -> tuple[ModelConfig, ...]:
     Raises:
         PlanError: The file can't be read, or is wrong; `raystream check` says more.
     """
+    return _models_in(file)[0]
+
+
+def turns_of(file: Path) -> TurnPolicyConfig | None:
+    """Return which models of a Serve configuration take turns; None if none do.
+
+    Raises:
+        PlanError: The file can't be read, or is wrong; `raystream check` says more.
+    """
+    return _models_in(file)[1]
+
+
+def _models_in(file: Path) -> tuple[tuple[ModelConfig, ...], TurnPolicyConfig | None]:
     try:
         document = yaml.load(file.read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
         applications = document["applications"]
-        found = [app["args"] for app in applications if "models" in (app.get("args") or {})]
+        found = [app for app in applications if "models" in (app.get("args") or {})]
         if len(found) != 1:
             raise PlanError(
                 f"{file} has {len(found)} applications with models; a plan takes a file with one"
             )
-        models = AppConfig.model_validate(found[0]).models
-        return tuple(_beside(model, file.parent) for model in models)
+        models = AppConfig.model_validate(found[0]["args"]).models
+        return tuple(_beside(model, file.parent) for model in models), turns_in(found[0])
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{file}: {why_unreadable(error)}") from error
     except (yaml.YAMLError, TypeError, KeyError, AttributeError, ValidationError) as error:
@@ -305,7 +319,10 @@ def _load_config(source: str, revision: str | None) -> Any:
 
 
 def plan_models(
-    models: Sequence[ModelConfig], card: Card, share: float | None = None
+    models: Sequence[ModelConfig],
+    card: Card,
+    share: float | None = None,
+    turns: TurnPolicyConfig | None = None,
 ) -> list[Planned]:
     """Plan a replica of each model, on one card or side by side.
 
@@ -313,6 +330,7 @@ def plan_models(
         models: The models' entries.
         card: What they run on.
         share: The share of each; None takes that of the entries.
+        turns: Which of them never run together.
 
     Raises:
         PlanError: A configuration can't be read, or the shares leave nothing.
@@ -341,7 +359,7 @@ def plan_models(
         return _plan(spec, shapes[model.id], memory, is_pooler=model.task != "generate")
 
     found = [plan(model) for model in models]
-    held = _held_by_others(found, cpu)
+    held = _held_by_others(found, cpu, _groups(turns))
     return [
         plan(model, held[model.id]) if held.get(model.id) else each
         for model, each in zip(models, found, strict=True)
@@ -374,7 +392,9 @@ def _counted_bytes(spec: ModelSpec) -> int | None:
     return shape.weights.total * ITEM_BYTES[shape.dtype]
 
 
-def _held_by_others(found: Sequence[Planned], cpu: DeviceMemory) -> Mapping[str, int]:
+def _held_by_others(
+    found: Sequence[Planned], cpu: DeviceMemory, groups: Mapping[str, Sequence[str]]
+) -> Mapping[str, int]:
     """Return what the others hold of a CPU's memory, by the id of each model that runs on it.
 
     Replicas on a CPU have no shares: each takes what it needs of what is free. Others hold all that
@@ -383,12 +403,21 @@ def _held_by_others(found: Sequence[Planned], cpu: DeviceMemory) -> Mapping[str,
     Args:
         found: The plan of each model by itself.
         cpu: The machine's memory.
+        groups: The models that take turns, by their groups: none holds memory while another
+            runs.
     """
     plans = [each for each in found if isinstance(each, ReplicaPlan) and each.device.on_cpu]
     most = {plan.spec.id: plan.most_bytes for plan in plans}
-    if sum(most.values()) > cpu.total_bytes * (1 - HEADROOM):
+    if _sum_at_once(most, groups) > cpu.total_bytes * (1 - HEADROOM):
         most = {plan.spec.id: plan.start_bytes for plan in plans}
-    return {id_: sum(most.values()) - size for id_, size in most.items()}
+    peers = {id_: {*group} for group in groups.values() for id_ in group}
+    return {
+        id_: _sum_at_once(
+            {other: size for other, size in most.items() if other not in peers.get(id_, {id_})},
+            groups,
+        )
+        for id_ in most
+    }
 
 
 def _plan(
@@ -410,14 +439,22 @@ def all_fit(found: Sequence[Planned]) -> bool:
     )
 
 
-def tell(found: Sequence[Planned], card: Card) -> None:
-    """Print a table of the plans, and a line for each model that does not fit."""
+def tell(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig | None = None) -> None:
+    """Print a table of the plans, and a line for each model that does not fit or takes turns."""
     console = Console()
     if plans := [each for each in found if isinstance(each, ReplicaPlan)]:
-        _tell_plans(plans, card, console)
+        _tell_plans(plans, card, console, turns)
     for each in found:
         if isinstance(each, MeasuredByVllm):
             console.print(str(each), soft_wrap=True)
+    for name, group in _groups(turns).items():
+        assert turns is not None, "there are groups"
+        console.print(
+            f"{', '.join(group)} take turns ({name}): one of them runs at a time, for at least "
+            f"{turns.min_turn_s:g} s while another is asked for",
+            soft_wrap=True,
+            markup=False,
+        )
     refused = [each for each in found if isinstance(each, Refusal)]
     for each in refused:
         console.print(f"{each.spec.id} does not fit: {each.message}", soft_wrap=True)
@@ -433,7 +470,13 @@ MEASURED_WHERE: Final = (
 )
 
 
-def _tell_plans(plans: Sequence[ReplicaPlan], card: Card, console: Console) -> None:
+def _groups(turns: TurnPolicyConfig | None) -> Mapping[str, Sequence[str]]:
+    return {} if turns is None else turns.groups
+
+
+def _tell_plans(
+    plans: Sequence[ReplicaPlan], card: Card, console: Console, turns: TurnPolicyConfig | None
+) -> None:
     table = Table(title=f"One replica on {card.name}, planned")
     for column in ("", *(plan.spec.id for plan in plans)):
         table.add_column(column, justify="right" if column else "left")
@@ -446,16 +489,19 @@ def _tell_plans(plans: Sequence[ReplicaPlan], card: Card, console: Console) -> N
             console.print(line, soft_wrap=True)
     if any(not plan.device.on_cpu for plan in plans):
         console.print(MEASURED_WHERE, soft_wrap=True)
-    for line in _together([plan for plan in plans if plan.device.on_cpu]):
+    for line in _together([plan for plan in plans if plan.device.on_cpu], _groups(turns)):
         console.print(line, soft_wrap=True)
 
 
-def _together(plans: Sequence[ReplicaPlan]) -> Iterator[str]:
-    """Yield what several models on a CPU need together, and what to do if that is too much."""
+def _together(plans: Sequence[ReplicaPlan], groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield what several models on a CPU need together, and what to do if that is too much.
+
+    Of models that take turns, only the largest counts.
+    """
     if len(plans) < 2:
         return
-    start = sum(plan.start_bytes for plan in plans)
-    most = sum(plan.most_bytes for plan in plans)
+    start = _sum_at_once({plan.spec.id: plan.start_bytes for plan in plans}, groups)
+    most = _sum_at_once({plan.spec.id: plan.most_bytes for plan in plans}, groups)
     total = plans[0].device.total_bytes
     yield (
         f"Together on the CPU: {_gib(start)} needed at start, {_gib(most)} reserved at most, of "
@@ -463,6 +509,14 @@ def _together(plans: Sequence[ReplicaPlan]) -> Iterator[str]:
     )
     if most > total * (1 - HEADROOM):
         yield "When all are busy, memory runs out: set kv_cache_memory_bytes or lower max_num_seqs"
+
+
+def _sum_at_once(sizes: Mapping[str, int], groups: Mapping[str, Sequence[str]]) -> int:
+    """Return the most that models hold at once, of which those of a group take turns."""
+    group_of = {id_: name for name, group in groups.items() for id_ in group}
+    alone = sum(size for id_, size in sizes.items() if id_ not in group_of)
+    in_turns = (max((sizes.get(id_, 0) for id_ in group), default=0) for group in groups.values())
+    return alone + sum(in_turns)
 
 
 def _least_bytes(each: ReplicaPlan | Refusal) -> int:
@@ -504,12 +558,13 @@ def _gib(size: int) -> str:
     return f"{size / GIB:.2f} GiB"
 
 
-def as_json(found: Sequence[Planned], card: Card) -> str:
-    """Return the plans and refusals as JSON."""
+def as_json(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig | None = None) -> str:
+    """Return the plans and refusals, and which models take turns, as JSON."""
     return json.dumps(
         {
             "device": {"total_bytes": card.memory.total_bytes, "is_gpu": card.num > 0},
             "models": [_as_dict(each) for each in found],
+            "turns": {name: list(group) for name, group in _groups(turns).items()},
         },
         indent=2,
     )

@@ -17,7 +17,9 @@ from deployments.contract.generation import (
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.contract.pooling import PooledText, PoolingRequest
 from deployments.contract.sampling_params import SamplingParams
+from serve_app.backends.replicas.replica_departures import Departure, OnDue
 from serve_app.backends.streams.failover import Failover
+from serve_app.backends.streams.parking import ParkingLot
 from serve_app.backends.streams.retries import FailoverLimits
 from tests.serve_app.by_method import ByMethod
 from tests.serve_app.fake_pooler import as_row
@@ -59,7 +61,8 @@ class Replicas(ByMethod):
         self.fates = list(fates)
         self.requests: list[GenerationRequest] = []
         self.streams: list[Stream] = []
-        self._watches: dict[str, Callable[[], object]] = {}
+        self._watches: dict[str, OnDue] = {}
+        self.turn_is_over = False
         self.num_open = 0
         self.num_opening = 0
         self.opens = asyncio.Event()  # set at the first request whose replica must be waited for
@@ -81,17 +84,22 @@ class Replicas(ByMethod):
         self.streams.append(Stream(self, request, fate, f"replica {len(self.streams)}"))
         return self.streams[-1]
 
-    def outlived(self, limits: FailoverLimits) -> Failover:
+    def outlived(self, limits: FailoverLimits, lot: ParkingLot | None = None) -> Failover:
         """Return the model as one that outlives its replicas, and hears which are about to end."""
-        return Failover(self, limits, departures=cast("Departures", self))
+        return Failover(self, limits, departures=cast("Departures", self), lot=lot)
 
-    def watch(self, replica_id: str, on_due: Callable[[], object]) -> Callable[[], object]:
+    def watch(self, replica_id: str, on_due: OnDue) -> Callable[[], object]:
         self._watches[replica_id] = on_due
         return lambda: self._watches.pop(replica_id, None)
 
-    def leave(self, index: int) -> None:
+    def leave(self, index: int, departure: Departure = Departure.MOVE) -> None:
         """Say that a stream's replica is about to end."""
-        self._watches.get(self.streams[index].accepted.replica_id, lambda: None)()
+        on_due = self._watches.get(self.streams[index].accepted.replica_id)
+        if on_due is not None:
+            on_due(departure)
+
+    async def is_turn_over(self, _: str) -> bool:
+        return self.turn_is_over
 
     def _read(self) -> None:
         self.num_reads += 1

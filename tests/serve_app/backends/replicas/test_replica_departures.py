@@ -1,9 +1,12 @@
 import asyncio
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from serve_app.backends.replicas.replica_departures import Departures
+from serve_app.backends.replicas.replica_departures import Departure, Departures, ServeReplicas
 from serve_app.backends.replicas.running_replicas import ReplicaFacts, RunningReplicas
 from tests.stopped_clock import settle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 A = ReplicaFacts("a", "node-1", "fp_1")
 B = ReplicaFacts("b", "node-2", "fp_1")
@@ -17,27 +20,32 @@ class Model:
         self.running = RunningReplicas()
         self.running.replace(replicas)
         self.states: Mapping[str, str] | Exception = {}
+        self.is_any_wanted = True
         self.num_asked = 0
         self.told: list[str] = []
+        self.parked: list[str] = []
         self.is_told = asyncio.Event()
         self.departures = Departures(self.running, self._ask)
 
-    async def _ask(self) -> Mapping[str, str]:
+    async def _ask(self) -> ServeReplicas:
         self.num_asked += 1
         if isinstance(self.states, Exception):
             raise self.states
-        return self.states
+        return ServeReplicas(self.states, self.is_any_wanted)
 
     def open(self, replica_id: str) -> None:
-        self.close = self.departures.watch(replica_id, lambda: self._tell(replica_id))
+        def tell(departure: Departure) -> None:
+            self._tell(replica_id, departure)
+
+        self.close = self.departures.watch(replica_id, tell)
 
     async def tell(self) -> list[str]:
         """Tell streams to leave, and return all that were told."""
         await self.departures.tell()
         return self.told
 
-    def _tell(self, replica_id: str) -> None:
-        self.told.append(replica_id)
+    def _tell(self, replica_id: str, departure: Departure) -> None:
+        (self.told if departure is Departure.MOVE else self.parked).append(replica_id)
         self.is_told.set()
 
 
@@ -98,6 +106,54 @@ async def test_without_another_replica_of_the_version_a_stream_stays() -> None:
     assert await model.tell() == []
     model.running.replace([OTHER, B])
     assert await model.tell() == ["a"]
+
+
+async def test_streams_are_parked_if_the_last_replica_is_stopped_and_serve_wants_none() -> None:
+    model = Model(A)
+    model.open("a")
+    model.running.replace([])
+    model.states, model.is_any_wanted = {"a": "STOPPING"}, False
+    assert await model.tell() == []
+    assert model.parked == ["a"]
+    model.open("a")  # one that was being accepted
+    await settle()
+    assert model.parked == ["a", "a"]
+
+
+async def test_streams_stay_if_the_last_replica_is_stopped_and_serve_wants_another() -> None:
+    model = Model(A)
+    model.open("a")
+    model.running.replace([])
+    model.states = {"a": "STOPPING"}
+    assert await model.tell() == []
+    assert model.parked == []
+    model.is_any_wanted = False  # a turn ends while the next replica has not begun
+    await model.tell()
+    assert model.parked == ["a"]
+
+
+async def test_streams_move_to_a_replica_that_is_left_though_serve_wants_none_of_them() -> None:
+    model = Model(A, B)
+    model.open("a")
+    model.running.replace([B])
+    model.states, model.is_any_wanted = {"a": "STOPPING", "b": "RUNNING"}, False
+    assert await model.tell() == ["a"]
+    assert model.parked == []
+
+
+async def test_a_turn_is_over_if_no_other_replica_runs_and_serve_wants_none() -> None:
+    model = Model(A, B)
+    model.is_any_wanted = False
+    assert not await model.departures.is_turn_over("a")
+    assert model.num_asked == 0
+    model.running.replace([A])  # which has died, and nobody has noticed yet
+    assert await model.departures.is_turn_over("a")
+    model.running.replace([])
+    assert await model.departures.is_turn_over("a")
+    model.is_any_wanted = True
+    assert not await model.departures.is_turn_over("a")
+    model.states = RuntimeError("the controller restarts")
+    assert not await model.departures.is_turn_over("a")
 
 
 async def test_streams_leave_a_node_that_is_about_to_stop() -> None:

@@ -29,6 +29,7 @@ from deployments.contract.generation import (
 from deployments.contract.output import FinishReason, PromptLogprobs, TextDelta
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.replicas import replica_stream, token_channels
+from serve_app.backends.replicas.replica_departures import Departure, OnDue
 from serve_app.backends.replicas.replica_errors import LostAfterStartError, ReplicaStoppedError
 from serve_app.backends.streams.failover import Failover
 from serve_app.backends.streams.retries import FailoverLimits
@@ -235,10 +236,10 @@ async def test_a_stream_that_was_cut_gives_its_deltas_and_then_an_error(
 async def test_a_text_whose_failure_is_not_read_yet_does_not_leave_its_replica(
     replica: Replica,
 ) -> None:
-    watches: dict[str, Callable[[], object]] = {}
+    watches: dict[str, OnDue] = {}
 
     class Departing:
-        def watch(self, replica_id: str, on_due: Callable[[], object]) -> Callable[[], object]:
+        def watch(self, replica_id: str, on_due: OnDue) -> Callable[[], object]:
             watches[replica_id] = on_due
             return lambda: watches.pop(replica_id, None)
 
@@ -249,7 +250,7 @@ async def test_a_text_whose_failure_is_not_read_yet_does_not_leave_its_replica(
     replica.gain(TextDelta((5,), "c", FinishReason.ERROR, "out of memory"))
     deltas = aiter(stream)
     assert TextDelta.join(await anext(deltas)).token_ids == (5,)
-    leave()
+    leave(Departure.MOVE)
     await settle()
     assert (len(replica.streams), watches) == (1, {})
     with pytest.raises(GenerationFailedError, match="out of memory"):

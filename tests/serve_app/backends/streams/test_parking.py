@@ -21,6 +21,7 @@ from deployments.contract.generation import (
     GenerationStream,
 )
 from deployments.contract.sampling_params import SamplingParams
+from serve_app.backends.replicas.replica_departures import Departure
 from serve_app.backends.replicas.replica_errors import ParkedError
 from serve_app.backends.streams.deadlines import Deadlines
 from serve_app.backends.streams.failover import Failover
@@ -531,3 +532,104 @@ async def test_the_next_replica_learns_how_long_the_stream_has_waited(advance: C
     assert len(await reading) == 6
     assert replicas.requests[0].claim.waited_s == 0
     assert replicas.requests[1].claim.waited_s == 7
+
+
+def in_turns(
+    fates: Sequence[Fate], max_parked: int = 8
+) -> tuple[Replicas, Failover, ParkingLot, RequestRecord]:
+    """Return a model that takes turns, its lot, and the record of its request."""
+    replicas, lot = Replicas(fates=fates), lot_of(max_parked)
+    record = RequestRecord("r", "POST", lambda: 0.0, 0.0)
+    CURRENT_RECORD.set(record)
+    return replicas, replicas.outlived(FailoverLimits(timeout_s=5), lot), lot, record
+
+
+async def test_a_stream_is_parked_when_the_turn_of_its_model_is_over_and_goes_on_in_the_next() -> (
+    None
+):
+    next_turn = asyncio.Event()
+    stands = Fate(stands_before=2)
+    replicas, model, lot, record = in_turns([stands, Fate(waits_for=next_turn)])
+    reading = asyncio.create_task(read(await model.send(REQUEST)))
+    await replicas.streams[0].stands.wait()
+    replicas.leave(0, Departure.PARK)
+    await replicas.opens.wait()
+    assert (len(lot), replicas.num_open) == (1, 0)
+    assert replicas.requests[1].generated_token_ids == (100, 101)
+    next_turn.set()
+    assert await reading == list(range(100, 106))
+    assert (len(lot), record.num_parked, record.num_moves) == (0, 1, 0)
+
+
+async def test_a_stream_that_nobody_reads_leaves_its_replica_when_the_turn_is_over() -> None:
+    replicas, model, _, _ = in_turns([])
+    stream = await model.send(REQUEST)
+    first = await anext(aiter(stream))
+    replicas.leave(0, Departure.PARK)
+    await settle()
+    assert replicas.num_open == 0
+    assert [first[0].token_ids[0], *await read(stream)] == list(range(100, 106))
+
+
+async def test_a_stream_without_a_place_in_the_lot_runs_on_while_its_replica_may() -> None:
+    replicas, model, _, record = in_turns([], max_parked=0)
+    stream = await model.send(REQUEST)
+    await anext(aiter(stream))
+    replicas.leave(0, Departure.PARK)
+    await settle()
+    assert replicas.num_open == 1
+    assert await read(stream) == list(range(101, 106))
+    assert (len(replicas.requests), record.num_parked) == (1, 0)
+
+
+async def test_no_more_streams_leave_their_replica_than_the_lot_takes() -> None:
+    replicas, model, _, record = in_turns([], max_parked=1)
+    streams = [await model.send(REQUEST) for _ in range(3)]
+    for index in range(3):
+        replicas.leave(index, Departure.PARK)
+    await settle()
+    assert replicas.num_open == 2
+    await streams[0].aclose()  # while its client reads nothing
+    replicas.leave(1, Departure.PARK)
+    await settle()
+    assert replicas.num_open == 1
+    assert await read(streams[1]) == list(range(100, 106))
+    assert await read(streams[2]) == list(range(100, 106))
+    assert record.num_parked == 1
+
+
+async def test_a_finished_stream_is_not_parked() -> None:
+    replicas, model, lot, _ = in_turns([])
+    stream = await model.send(REQUEST)
+    assert await read(stream) == list(range(100, 106))
+    replicas.leave(0, Departure.PARK)
+    await settle()
+    assert await read(stream) == []
+    assert (len(lot), len(replicas.requests)) == (0, 1)
+
+
+async def test_a_stream_whose_replica_dies_when_the_turn_is_over_waits_for_the_next(
+    advance: Clock,
+) -> None:
+    next_turn = asyncio.Event()
+    waits = Fate(waits_for=next_turn)
+    replicas, model, lot, record = in_turns([Fate(2), *[waits] * 20])
+    replicas.turn_is_over = True
+    reading = asyncio.create_task(read(await model.send(REQUEST)))
+    await replicas.opens.wait()
+    for _ in range(6):
+        advance(10)  # a lost stream would have ended after 5 s
+        await settle()
+    assert len(lot) == 1
+    assert not reading.done()
+    next_turn.set()
+    assert await reading == list(range(100, 106))
+    assert (record.num_parked, record.num_moves, record.num_deaths) == (1, 0, 1)
+
+
+async def test_a_request_that_may_have_killed_its_replica_is_not_parked_for_the_next_turn() -> None:
+    replicas, model, lot, record = in_turns([Fate(0)])
+    replicas.turn_is_over = True
+    assert await read(await model.send(REQUEST)) == list(range(100, 106))
+    assert replicas.requests[1].num_deaths == 1
+    assert (len(lot), record.num_parked) == (0, 0)

@@ -256,6 +256,35 @@ def test_the_shipped_file_is_planned_for_this_machine(monkeypatch: pytest.Monkey
     assert "this machine's CPU" in result.stdout
 
 
+def test_of_models_that_take_turns_only_the_largest_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        pynvml, "nvmlInit", failing(pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
+    )
+    shipped = (ROOT / "serve_config.yaml").read_text()
+    document = yaml.safe_load(shipped)
+    application = document["applications"][0]
+    names = ["pydoc-chat", "pydoc-detector"]
+    for section in application["deployments"][1:]:
+        section["autoscaling_config"]["min_replicas"] = 0
+    application["autoscaling_policy"] = {
+        "policy_function": "deployments.turns:TurnPolicy",
+        "policy_kwargs": {"groups": {"cpu": names}, "min_turn_s": 7},
+    }
+    file = tmp_path / "serve_config.yaml"
+    file.write_text(yaml.safe_dump(document))
+    told = run(str(file))
+    assert told.exit_code == 0, told.stderr
+    line = "pydoc-chat, pydoc-detector take turns (cpu): one of them runs at a time, for at least 7"
+    assert line in told.stdout
+    plan = json.loads(run(str(file), "--json").stdout)
+    assert plan["turns"] == {"cpu": names}
+    size = {each["id"]: each["start_bytes"] for each in plan["models"]}
+    together = max(size[id_] for id_ in names) + size["pydoc-search"]
+    assert f"Together on the CPU: {together / GIB:.2f} GiB needed at start" in told.stdout
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

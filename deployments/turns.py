@@ -1,0 +1,233 @@
+"""Turns: models that share a device and don't fit on it together run one after the other.
+
+`TurnPolicy` is the autoscaling policy of a whole application. Serve's controller asks it in each of
+its loops how many replicas each deployment shall have. Of a group of models only one has the turn:
+its own policy says how many replicas it gets, and the others get none. A model whose turn is over
+is scaled to zero. The ingresses see that Serve wants no replica of it, and park its streams
+(`serve_app.backends.replicas.replica_departures`). Until its next turn these are offered to Serve,
+as new requests are. So both count as requests that wait, and nothing else has to tell the policy.
+
+Serve copies this module by value into its controller, so it imports nothing of ours and nothing
+heavy. The state is lost with the controller: the next one goes on with the model that runs.
+"""
+
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+MIN_TURN_S: Final = 30.0
+"""A swap on a CPU takes about 10 s, so that at least three quarters of the time are worked."""
+
+MAX_START_S: Final = 600.0
+"""Weights may have to be downloaded first."""
+
+WITHOUT_DELAY: Final = {"downscale_delay_s": 0.0, "downscale_to_zero_delay_s": 0.0}
+"""Serve's delays are for a load that may come back. The end of a turn does not depend on a load."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """What the controller knows of one model of a group.
+
+    Attributes:
+        is_running: Whether a replica runs.
+        is_wanted: Whether one shall run, by the last decision.
+        has_work: Whether anything runs or waits, or did a few seconds ago.
+    """
+
+    is_running: bool
+    is_wanted: bool
+    has_work: bool
+
+
+class Turns:
+    """Says which model of one group has the turn.
+
+    A turn ends only if another model waits. Of several, the one that has waited longest is next. A
+    turn lasts at least `min_turn_s` from when a replica runs, or until the model has no more work.
+    A model whose replica is missing in its turn keeps it until that runs again: streams that lost
+    theirs wait for it only for a limited time. After `max_start_s` without one the turn ends, too.
+    """
+
+    def __init__(self, models: Sequence[str], min_turn_s: float, max_start_s: float) -> None:
+        """Start without a turn.
+
+        Args:
+            models: The models of the group; at the start the first goes first.
+            min_turn_s: The least length of a turn while others wait, in seconds.
+            max_start_s: The most seconds that a turn goes on without a running replica.
+        """
+        self._models = models
+        self._min_turn_s = min_turn_s
+        self._max_start_s = max_start_s
+        self._holder: str | None = None
+        self._began_s: float | None = None  # when the holder first ran in its turn
+        self._missing_since_s: float | None = None  # when its replica was last seen to be missing
+        self._waiting_since_s: dict[str, float] = {}
+
+    def update(self, now_s: float, states: Mapping[str, ModelState]) -> str:
+        """Return the model that has the turn from now on.
+
+        Args:
+            now_s: The time of a monotonic clock, in seconds.
+            states: The state of each model of the group.
+        """
+        if self._holder is None:
+            self._begin(max(self._models, key=lambda each: _claim(states[each])))
+        assert self._holder is not None, "a turn has begun"
+        for name in self._models:
+            if name != self._holder and states[name].has_work:
+                self._waiting_since_s.setdefault(name, now_s)
+            else:
+                self._waiting_since_s.pop(name, None)
+        if self._is_over(now_s, states[self._holder]) and self._waiting_since_s:
+            self._begin(min(self._waiting_since_s, key=self._waiting_since_s.__getitem__))
+        return self._holder
+
+    def _begin(self, name: str) -> None:
+        self._holder = name
+        self._began_s = self._missing_since_s = None
+        self._waiting_since_s.pop(name, None)
+
+    def _is_over(self, now_s: float, holder: ModelState) -> bool:
+        """Return whether the turn ends if another model waits; note since when it has lasted."""
+        if holder.is_running:
+            self._missing_since_s = None
+            if self._began_s is None:
+                self._began_s = now_s
+            return not holder.has_work or now_s - self._began_s >= self._min_turn_s
+        if not holder.has_work:
+            self._began_s = self._missing_since_s = None
+            return True
+        if self._missing_since_s is None:
+            self._missing_since_s = now_s
+        return now_s - self._missing_since_s >= self._max_start_s
+
+
+def _claim(state: ModelState) -> tuple[bool, bool, bool]:
+    """Return how good a model's claim to the first turn is."""
+    return state.is_running, state.has_work, state.is_wanted
+
+
+class Context(Protocol):
+    """The part of Serve's `AutoscalingContext` that the policy reads, and writes for one loop.
+
+    Attributes:
+        deployment_name: The deployment.
+        current_num_replicas: Replicas that run.
+        target_num_replicas: Replicas that should run by the last decision.
+        total_num_requests: Requests that run or wait, the mean over `look_back_period_s`.
+        config: The deployment's `autoscaling_config`.
+    """
+
+    deployment_name: str
+    current_num_replicas: int
+    target_num_replicas: int
+    total_num_requests: float
+    config: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What a deployment's own policy wants."""
+
+    num_replicas: float
+    state: dict[str, Any]
+
+
+class TurnPolicy:
+    """Scales an application whose models take turns.
+
+    The parameters are `policy_kwargs` of the application's `autoscaling_policy` in the
+    configuration file. Deployments outside all groups are scaled by their own policies.
+    """
+
+    def __init__(
+        self,
+        groups: Mapping[str, Sequence[str]],
+        min_turn_s: float = MIN_TURN_S,
+        max_start_s: float = MAX_START_S,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start without turns.
+
+        Args:
+            groups: The ids of the models of each group, by the group's name.
+            min_turn_s: See `Turns`.
+            max_start_s: See `Turns`.
+            now_s: Returns the time of a monotonic clock, in seconds.
+        """
+        deployments = {
+            group: [each.replace("/", "--") for each in models] for group, models in groups.items()
+        }
+        self._turns = {
+            group: Turns(names, min_turn_s, max_start_s) for group, names in deployments.items()
+        }
+        self._group_of = {name: group for group, names in deployments.items() for name in names}
+        self._now_s = now_s
+        self._policies: dict[Any, tuple[Any, Callable[[Any], Any]]] = {}
+
+    def __call__(
+        self, contexts: Mapping[Any, Context]
+    ) -> tuple[dict[Any, float], dict[Any, dict[str, Any]]]:
+        """Return the number of replicas of each deployment, and the states of their own policies.
+
+        A deployment without a number keeps what it has. So a model waits for its turn although
+        requests wait, for which Serve would start a replica at once.
+
+        Args:
+            contexts: What Serve knows of each deployment, by Serve's id of it.
+        """
+        wishes = {key: self._wish_of(key, context) for key, context in contexts.items()}
+        holders = self._holders(contexts, wishes)
+        numbers = {}
+        for key, context in contexts.items():
+            group = self._group_of.get(context.deployment_name)
+            if group is None or context.deployment_name == holders.get(group):
+                numbers[key] = wishes[key].num_replicas
+            elif context.target_num_replicas:
+                # Serve applies these delays to what is returned, and makes the context anew in each
+                # loop.
+                context.config = context.config.model_copy(update=WITHOUT_DELAY)
+                numbers[key] = 0
+        return numbers, {key: wish.state for key, wish in wishes.items()}
+
+    def _wish_of(self, key: Any, context: Context) -> _Wish:
+        policy = context.config.policy
+        if self._policies.get(key, (None,))[0] is not policy:  # a new file was deployed
+            found: Any = policy.get_policy()
+            call: Any = found(**policy.policy_kwargs) if inspect.isclass(found) else found
+            self._policies[key] = policy, call
+        num_replicas, state = self._policies[key][1](context)
+        return _Wish(num_replicas, dict(state or {}))
+
+    def _holders(
+        self, contexts: Mapping[Any, Context], wishes: Mapping[Any, _Wish]
+    ) -> dict[str, str]:
+        """Return the model that has the turn in each group, by the group's name."""
+        states: dict[str, dict[str, ModelState]] = {}
+        for key, context in contexts.items():
+            group = self._group_of.get(context.deployment_name)
+            if group is not None:
+                is_running = context.current_num_replicas > 0
+                by_policy = wishes[key].num_replicas > 0
+                states.setdefault(group, {})[context.deployment_name] = ModelState(
+                    is_running,
+                    context.target_num_replicas > 0,
+                    # Without a replica, only requests say so: a policy may want one to start with.
+                    by_policy if is_running else context.total_num_requests > 0,
+                )
+        now_s = self._now_s()
+        return {
+            group: turns.update(now_s, _NothingKnown(states.get(group, {})))
+            for group, turns in self._turns.items()
+        }
+
+
+class _NothingKnown(dict[str, ModelState]):
+    """States by model; one that Serve does not scale yet, as while a file is deployed, is idle."""
+
+    def __missing__(self, name: str) -> ModelState:
+        return ModelState(is_running=False, is_wanted=False, has_work=False)

@@ -1,0 +1,101 @@
+"""What a file says of models that take turns on a device: the mistakes in it, and the groups.
+
+The groups stand in the arguments of the application's scaling policy (`deployments.turns`). Ray
+passes them on unread, and raises what is wrong with them in its controller, where nobody sees it.
+So the check and the builder read them first.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any, Final
+
+from pydantic import Field, ValidationError
+
+from deployments.contract.strict_model import StrictModel
+from deployments.turns import MAX_START_S, MIN_TURN_S
+from serve_app.config import AppConfig
+
+TURN_POLICY: Final = "deployments.turns:TurnPolicy"
+"""The `policy_function` by which models take turns."""
+
+Group = Annotated[tuple[str, ...], Field(min_length=2)]
+"""The ids of models that take turns; at the start the first goes first."""
+
+
+class TurnPolicyConfig(StrictModel):
+    """The `policy_kwargs` of `TurnPolicy`."""
+
+    groups: dict[str, Group] = Field(min_length=1)
+    """By a name of your choice, such as the device's, the ids of models that take turns: of each
+    group only one has replicas at a time. At the start the first goes first.
+    """
+    min_turn_s: float = Field(default=MIN_TURN_S, gt=0, allow_inf_nan=False)
+    """The least length of a turn while another model waits and the one that runs has work. More
+    spends less of the time on swaps, and lets the others wait longer.
+    """
+    max_start_s: float = Field(default=MAX_START_S, gt=0, allow_inf_nan=False)
+    """The most seconds that a model which doesn't start keeps its turn while another waits. More
+    than the slowest start, or its model never runs.
+    """
+
+
+def turns_in(application: Mapping[str, Any]) -> TurnPolicyConfig | None:
+    """Return what an application of a file says of turns; None if its models take none.
+
+    Raises:
+        pydantic.ValidationError: It is wrong.
+    """
+    policy = application.get("autoscaling_policy") or {}
+    if policy.get("policy_function") != TURN_POLICY:
+        return None
+    return TurnPolicyConfig.model_validate(policy.get("policy_kwargs") or {})
+
+
+def turn_problems(
+    application: Mapping[str, Any], config: AppConfig, path: str = ""
+) -> Iterator[str]:
+    """Yield what is wrong with an application's turns; each line begins with its path.
+
+    Args:
+        application: The application, as in the file.
+        config: Its `args:`.
+        path: Where it is in the file, with a dot at its end; empty if it is told alone.
+    """
+    where = f"{path}autoscaling_policy.policy_kwargs"
+    try:
+        found = turns_in(application)
+    except ValidationError as error:
+        for each in error.errors():
+            place = ".".join(map(str, (where, *each["loc"])))
+            yield f"{place}: {each['msg'].removeprefix('Value error, ')}"
+        return
+    if found is None:
+        return
+    ids = {model.id: model.deployment_name for model in config.models}
+    yield from _group_problems(found.groups, list(ids), f"{where}.groups")
+    sections = {str(each.get("name")): each for each in application.get("deployments") or ()}
+    members = dict.fromkeys(id_ for group in found.groups.values() for id_ in group if id_ in ids)
+    for id_ in members:
+        scaling = sections.get(ids[id_], {}).get("autoscaling_config") or {}
+        if scaling.get("min_replicas") != 0:
+            yield (
+                f"{where}.groups: {id_!r} takes turns, so Serve must be able to stop it: set "
+                f"`autoscaling_config: {{min_replicas: 0, ...}}` in the section of deployments "
+                f"named {ids[id_]!r}"
+            )
+
+
+def _group_problems(
+    groups: Mapping[str, Sequence[str]], ids: Sequence[str], path: str
+) -> Iterator[str]:
+    home: dict[str, str] = {}
+    for name, group in groups.items():
+        for id_ in group:
+            if id_ not in ids:
+                near = get_close_matches(id_, ids, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(ids)}"
+                yield f"{path}.{name}: no model has the id {id_!r}: {hint}"
+            elif id_ in home:
+                both = f"twice in {name}" if home[id_] == name else f"in {home[id_]} and in {name}"
+                yield f"{path}.{name}: {id_!r} is {both}; a model takes turns in one group, once"
+            home.setdefault(id_, name)

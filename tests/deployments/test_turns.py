@@ -1,0 +1,349 @@
+"""The policy of turns by simulation, and behind Serve's own wrapper of policies."""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from ray.serve._private.common import DeploymentID
+from ray.serve.autoscaling_policy import _apply_app_level_autoscaling_config
+from ray.serve.config import AutoscalingConfig, AutoscalingContext
+
+from deployments.turns import ModelState, TurnPolicy, Turns
+
+TICK_S = 0.5
+START_S = 8.0
+"""From the decision to a running replica: one process ends, and another one loads."""
+
+MIN_TURN_S = 30.0
+IDLE = ModelState(is_running=False, is_wanted=False, has_work=False)
+WAITS = ModelState(is_running=False, is_wanted=False, has_work=True)
+WORKS = ModelState(is_running=True, is_wanted=True, has_work=True)
+RESTS = ModelState(is_running=True, is_wanted=True, has_work=False)
+
+
+@dataclass
+class Asked:
+    """One request: when it comes, and how much of its model's time it needs."""
+
+    model: str
+    came_s: float
+    work_s: float
+    begun_s: float | None = None
+    turns_waited: int = 0
+    is_done: bool = False
+
+
+@dataclass
+class Device:
+    """A device with room for one model, whose turns `Turns` decides; requests run side by side."""
+
+    turns: Turns
+    requests: list[Asked]
+    models: Sequence[str]
+    breaks: frozenset[str] = frozenset()  # models that never load
+    holders: list[tuple[float, str]] = field(default_factory=list)
+    now_s: float = 0.0
+    ready_s: float = 0.0
+
+    def run(self, until_s: float) -> None:
+        """Go on from the first request until all are done, or this time."""
+        self.now_s = min(each.came_s for each in self.requests)
+        while self.now_s < until_s and not all(each.is_done for each in self.requests):
+            self._tick()
+
+    def _tick(self) -> None:
+        here = [each for each in self.requests if each.came_s <= self.now_s and not each.is_done]
+        with_work = {each.model for each in here}
+        holder = self.holders[-1][1] if self.holders else None
+        states = {
+            name: ModelState(
+                is_running=name == holder and self._is_ready,
+                is_wanted=name == holder,
+                has_work=name in with_work,
+            )
+            for name in self.models
+        }
+        now = self.turns.update(self.now_s, states)
+        if now != holder:
+            self.holders.append((self.now_s, now))
+            self.ready_s = self.now_s + START_S
+            for each in here:
+                each.turns_waited += each.model != now
+        if self._is_ready:
+            for each in here:
+                if each.model == now:
+                    self._work(each)
+        self.now_s += TICK_S
+
+    @property
+    def _is_ready(self) -> bool:
+        return self.now_s >= self.ready_s and self.holders[-1][1] not in self.breaks
+
+    def _work(self, each: Asked) -> None:
+        if each.begun_s is None:
+            each.begun_s = self.now_s
+        each.work_s -= TICK_S
+        each.is_done = each.work_s <= 0
+
+    @property
+    def num_loads(self) -> int:
+        return len(self.holders)
+
+
+def device(requests: Iterable[Asked], models: str, **changed: Any) -> Device:
+    turns = Turns(models, changed.pop("min_turn_s", MIN_TURN_S), changed.pop("max_start_s", 600))
+    return Device(turns, list(requests), models, **changed)
+
+
+def least_loads(requests: Sequence[Asked], most_wait_s: float) -> int:
+    """Return the least number of loads with which no request waits longer than a given time.
+
+    It knows all that will come, swaps in no time, and finishes a request as soon as it begins. So
+    no real order needs fewer.
+    """
+    # By holder and the arrivals that still wait (the oldest of each model), the fewest swaps.
+    models = sorted({each.model for each in requests})
+    best: dict[tuple[str, tuple[float | None, ...]], int] = {
+        (model, (None,) * len(models)): 0 for model in models
+    }
+    for now_s in sorted(
+        {each.came_s for each in requests} | {each.came_s + most_wait_s for each in requests}
+    ):
+        came = {each.model for each in requests if each.came_s == now_s}
+        found: dict[tuple[str, tuple[float | None, ...]], int] = {}
+        for (holder, oldest), swaps in best.items():
+            waiting = tuple(
+                since if since is not None else now_s if model in came else None
+                for model, since in zip(models, oldest, strict=True)
+            )
+            # At one moment, any of the models may be run one after the other; the last one stays.
+            for served in _subsets(models):
+                for last in served or [holder]:
+                    left = tuple(
+                        None if model in served or model == holder else since
+                        for model, since in zip(models, waiting, strict=True)
+                    )
+                    if any(since is not None and since + most_wait_s <= now_s for since in left):
+                        continue
+                    cost = swaps + len(set(served) - {holder}) + (last == holder and bool(served))
+                    key = (last, left)
+                    found[key] = min(cost, found.get(key, cost))
+        best = found
+    return 1 + min(best.values())
+
+
+def _subsets(models: Sequence[str]) -> Iterable[tuple[str, ...]]:
+    for bits in range(2 ** len(models)):
+        yield tuple(model for at, model in enumerate(models) if bits >> at & 1)
+
+
+def copies(requests: Sequence[Asked]) -> list[Asked]:
+    return [Asked(each.model, each.came_s, each.work_s) for each in requests]
+
+
+def test_requests_for_a_b_a_a_c_at_once_need_each_model_once() -> None:
+    found = device([Asked(each, 0.0, 5.0) for each in "ABAAC"], "ABC")
+    found.run(600)
+    assert [model for _, model in found.holders] == ["A", "B", "C"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_three_models_load_at_most_twice_as_often_as_with_foresight(seed: int) -> None:
+    chance = random.Random(seed)
+    requests = [
+        Asked(chance.choice("ABAAC"), round(chance.uniform(0, 180), 1), chance.uniform(1, 20))
+        for _ in range(chance.choice((5, 12, 30)))
+    ]
+    known = copies(requests)
+    found = device(requests, "ABC")
+    found.run(3600)
+    assert all(each.is_done for each in found.requests)
+    assert max(each.turns_waited for each in found.requests) <= 3, "nobody waits for more turns"
+    waits = [each.begun_s - each.came_s for each in found.requests if each.begun_s is not None]
+    assert found.num_loads <= 2 * least_loads(known, max(waits))
+
+
+def test_models_that_always_have_work_get_turns_in_order_of_the_least_length() -> None:
+    always = [Asked(each, 0.0, 1e9) for each in "ABC"]
+    found = device(always, "ABC")
+    found.run(300)
+    names = [model for _, model in found.holders]
+    assert names == (["A", "B", "C"] * len(names))[: len(names)]
+    lengths = {late - early for (early, _), (late, _) in pairwise(found.holders)}
+    assert lengths == {START_S + MIN_TURN_S}
+
+
+def test_a_model_keeps_its_turn_while_no_other_waits() -> None:
+    found = device([Asked("A", 0.0, 500.0), Asked("B", 400.0, 1.0)], "AB")
+    found.run(1000)
+    assert [model for _, model in found.holders] == ["A", "B", "A"]
+    assert found.holders[1][0] == pytest.approx(400.0), "the turn of A had lasted long enough"
+
+
+def test_an_idle_model_leaves_at_once_when_another_waits() -> None:
+    turns = Turns("AB", MIN_TURN_S, 600)
+    assert turns.update(0, {"A": WORKS, "B": IDLE}) == "A"
+    assert turns.update(1, {"A": WORKS, "B": WAITS}) == "A"
+    assert turns.update(2, {"A": RESTS, "B": WAITS}) == "B"
+
+
+def test_the_one_that_has_waited_longest_is_next() -> None:
+    turns = Turns("ABC", MIN_TURN_S, 600)
+    turns.update(0, {"A": WORKS, "B": IDLE, "C": IDLE})
+    turns.update(1, {"A": WORKS, "B": IDLE, "C": WAITS})
+    turns.update(2, {"A": WORKS, "B": WAITS, "C": WAITS})
+    assert turns.update(MIN_TURN_S, {"A": WORKS, "B": WAITS, "C": WAITS}) == "C"
+
+
+def test_a_model_that_no_longer_waits_gets_no_turn() -> None:
+    turns = Turns("AB", MIN_TURN_S, 600)
+    turns.update(0, {"A": WORKS, "B": WAITS})
+    assert turns.update(MIN_TURN_S, {"A": WORKS, "B": IDLE}) == "A"
+
+
+def test_a_model_whose_replica_has_died_keeps_its_turn_until_it_runs_again() -> None:
+    turns = Turns("AB", MIN_TURN_S, 600)
+    turns.update(0, {"A": WORKS, "B": WAITS})
+    assert turns.update(MIN_TURN_S + 1, {"A": WAITS, "B": WAITS}) == "A"
+    assert turns.update(MIN_TURN_S + 9, {"A": WORKS, "B": WAITS}) == "B"
+
+
+def test_a_model_that_never_loads_gives_its_turn_back() -> None:
+    requests = [Asked("A", 0.0, 100.0), Asked("B", 0.0, 1.0)]
+    found = device(requests, "AB", breaks=frozenset("B"), max_start_s=60.0)
+    found.run(400)
+    assert requests[0].is_done
+    assert [model for _, model in found.holders][:3] == ["A", "B", "A"]
+
+
+def test_a_model_whose_requests_got_their_error_gives_its_turn_back_at_once() -> None:
+    turns = Turns("AB", MIN_TURN_S, 600)
+    turns.update(0, {"A": WORKS, "B": WAITS})
+    turns.update(MIN_TURN_S, {"A": WORKS, "B": WAITS})
+    assert turns.update(MIN_TURN_S + 20, {"A": WAITS, "B": WAITS}) == "B"
+    assert turns.update(MIN_TURN_S + 21, {"A": WAITS, "B": IDLE}) == "A"
+
+
+def test_a_new_controller_goes_on_with_the_model_that_runs() -> None:
+    turns = Turns("ABC", MIN_TURN_S, 600)
+    assert turns.update(0, {"A": WAITS, "B": WORKS, "C": WAITS}) == "B"
+
+
+def test_at_the_start_the_first_model_that_shall_run_goes_first() -> None:
+    starts = ModelState(is_running=False, is_wanted=True, has_work=False)
+    assert Turns("AB", MIN_TURN_S, 600).update(0, {"A": starts, "B": starts}) == "A"
+
+
+SHIPPED: Mapping[str, Any] = MappingProxyType(
+    {
+        "min_replicas": 0,
+        "max_replicas": 2,
+        "upscale_delay_s": 0,
+        "downscale_delay_s": 300,
+        "downscale_to_zero_delay_s": 600,
+    }
+)
+
+
+class Serve:
+    """Serve's controller as far as it asks a policy: contexts by deployment, and their states."""
+
+    def __init__(self, policy: TurnPolicy, *names: str) -> None:
+        unchecked: Any = policy  # its protocol is the part of Serve's context that it reads
+        self._policy = _apply_app_level_autoscaling_config(unchecked)
+        self.configs = {name: AutoscalingConfig(**SHIPPED) for name in names}
+        for config in self.configs.values():
+            config.policy._cached_policy = None
+        self.running = dict.fromkeys(names, 0)
+        self.targets = dict.fromkeys(names, 0)
+        self.requests = dict.fromkeys(names, 0.0)
+        self._states: dict[DeploymentID, dict[str, Any]] = {}
+
+    def decide(self) -> dict[str, int]:
+        """Ask the policy; return the targets, which are now reached."""
+        contexts = {
+            DeploymentID(name, "app"): self._context(name, config)
+            for name, config in self.configs.items()
+        }
+        decided, self._states = self._policy(contexts)
+        self.targets |= {key.name: number for key, number in decided.items()}
+        return dict(self.targets)
+
+    def _context(self, name: str, config: AutoscalingConfig) -> AutoscalingContext:
+        key = DeploymentID(name, "app")
+        return AutoscalingContext(
+            deployment_id=key,
+            deployment_name=name,
+            app_name="app",
+            current_num_replicas=self.running[name],
+            target_num_replicas=self.targets[name],
+            running_replicas=[],
+            total_num_requests=self.requests[name],
+            total_queued_requests=self.requests[name],
+            aggregated_metrics=None,
+            raw_metrics=None,
+            capacity_adjusted_min_replicas=0,
+            capacity_adjusted_max_replicas=2,
+            policy_state=self._states.get(key, {}),
+            last_scale_up_time=None,
+            last_scale_down_time=None,
+            current_time=0.0,
+            config=config,
+        )
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def serve(*names: str, **groups: Sequence[str]) -> tuple[Serve, Time]:
+    clock = Time()
+    return Serve(TurnPolicy(groups, min_turn_s=30, now_s=clock), *names), clock
+
+
+def test_serve_starts_no_model_out_of_its_turn_and_stops_one_without_its_delays() -> None:
+    controller, clock = serve("A", "B", gpu=["A", "B"])
+    controller.requests |= {"A": 1, "B": 1}
+    assert controller.decide() == {"A": 1, "B": 0}
+    controller.running["A"] = 1
+    assert controller.decide() == {"A": 1, "B": 0}
+    clock.now_s = 29
+    assert controller.decide() == {"A": 1, "B": 0}
+    clock.now_s = 30
+    assert controller.decide()["A"] == 0
+    controller.running["A"] = 0  # its streams are parked, and its requests wait
+    assert controller.decide() == {"A": 0, "B": 1}
+    assert controller.configs["A"].downscale_to_zero_delay_s == 600, "only for that decision"
+
+
+def test_several_replicas_leave_together_when_a_turn_is_over() -> None:
+    controller, clock = serve("A", "B", gpu=["A", "B"])
+    controller.requests |= {"A": 8, "B": 1}
+    controller.decide()
+    controller.running["A"] = controller.targets["A"] = 2
+    controller.decide()
+    clock.now_s = 31
+    controller.decide()
+    assert controller.decide() == {"A": 0, "B": 1}, "Serve goes to zero from one only"
+
+
+def test_deployments_without_a_group_are_scaled_by_their_own_policies() -> None:
+    controller, _ = serve("A", "B", "C", gpu=["A", "B"])
+    controller.running |= {"A": 1, "C": 1}
+    controller.targets |= {"A": 1, "C": 1}
+    controller.requests |= {"A": 1, "C": 5}
+    assert controller.decide() == {"A": 1, "B": 0, "C": 3}, "half of 5 requests each, rounded up"
+
+
+def test_ids_with_slashes_are_those_of_their_deployments() -> None:
+    controller, _ = serve("org--A", "org--B", gpu=["org/A", "org/B"])
+    controller.requests |= {"org--A": 1, "org--B": 1}
+    assert controller.decide() == {"org--A": 1, "org--B": 0}
