@@ -11,8 +11,9 @@ from benchmarks.shares.report import Report, points_of
 from benchmarks.shares.server import KEYS
 
 BACKLOGGED = ("one", "three")
-NUM_CLIENTS = 64
-"""Of each key: more than all replicas' slots, so that both keys always wait."""
+NUM_CLIENTS = 128
+"""Of each key: so many that both keys always wait at each replica. Of 64, too
+few do: an answer's client needs a while to ask again, and its request to reach the replica."""
 
 NUM_CROWD = 50
 NUM_LONG, LONG_TOKENS = 64, 512

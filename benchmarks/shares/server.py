@@ -19,7 +19,7 @@ MODEL = "three-million"
 NUM_SLOTS = 8
 """Sequences that a replica runs at once."""
 
-MAX_QUEUED_REQUESTS = 128
+MAX_QUEUED_REQUESTS = 256
 """At each replica: more than the clients of a run, so that none is refused."""
 
 KEYS = {"one": 1, "three": 3, "crowd": 1, "alone": 1, "batch": 1, "chat": 1}

@@ -5,6 +5,7 @@ The ingresses are processes that share a folder, and their replica is a real one
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -24,8 +25,8 @@ from tests.serve_app.local_replica import local_generator
 RESPONSES = "/v1/responses"
 DEADLINE_S = 300
 NUM_TOKENS = 96
-NUM_STEPS = 40
-"""Of the engine until the kill: what has begun by then has not ended."""
+NUM_FIRST_TOKENS = 5
+"""Tokens that an answer may have before the kill: each answer has more."""
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +40,14 @@ def generator() -> Iterator[GeneratorReplica]:
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
     """Return the event that the engine waits for before it goes on."""
-    killed, step, left = Event(), Engine.step, iter(range(NUM_STEPS))
+    killed, step, num_tokens = Event(), Engine.step, Counter[str]()
 
     def waiting_step(self: Engine) -> Any:
-        if next(left, None) is None:
+        if max(num_tokens.values(), default=0) >= NUM_FIRST_TOKENS:
             assert killed.wait(DEADLINE_S)
-        return step(self)
+        deltas = step(self)
+        num_tokens.update(sequence_id for sequence_id, _ in deltas)
+        return deltas
 
     monkeypatch.setattr(Engine, "step", waiting_step)
     yield killed

@@ -30,7 +30,8 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @pytest.fixture
-async def connection(server: Server) -> AsyncIterator[AsyncResponsesConnection]:
+async def connection(server: Server, replicas: Replicas) -> AsyncIterator[AsyncResponsesConnection]:
+    """Connect once the file of these tests runs: an ingress that is replaced ends its sockets."""
     client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     async with client, client.responses.connect(max_retries=0) as connection:
         yield connection
