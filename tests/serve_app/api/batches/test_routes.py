@@ -37,6 +37,8 @@ from tests.serve_app.fakes import HELLO, FakeBackend, FakeClock
 BATCHES = "/v1/batches"
 COMPLETIONS = "/v1/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
+DEADLINE_S = 120
+"""For what takes a second on an idle machine."""
 
 
 @pytest.fixture
@@ -83,13 +85,13 @@ async def create(
 
 
 async def eventually(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         while not is_true():  # noqa: ASYNC110 - a fake counts its requests
             await asyncio.sleep(0.01)
 
 
 async def until(client: AppClient, id_: str, *statuses: str) -> dict[str, Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         while True:
             batch: dict[str, Any] = (await client.get(f"{BATCHES}/{id_}")).json()
             if batch["status"] in statuses:
@@ -342,7 +344,7 @@ async def test_a_batch_of_a_key_that_is_gone_fails(backend: FakeBackend, folder:
     async with running(make_app(backend, only_bob, jobs=jobs), BOB):
         kept = Jobs.of(JobsConfig.model_validate(jobs), FakeClock().unix_s)
         assert kept is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             batch = await kept.batches.find("alice", created["id"])
             while batch.fault is None:
                 await asyncio.sleep(0.01)
