@@ -159,6 +159,7 @@ class TurnPolicy:
             max_start_s: See `Turns`.
             now_s: Returns the time of a monotonic clock, in seconds.
         """
+        # As `deployment_name_of` says, of a module that the controller can't import.
         deployments = {
             group: [each.replace("/", "--") for each in models] for group, models in groups.items()
         }

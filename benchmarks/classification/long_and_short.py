@@ -57,7 +57,7 @@ class Arm:
 
 
 def measure(folder: str, users: Sequence[int], rounds: int) -> Figures:
-    """Run so many rounds for each number of users, with and without long texts by turns."""
+    """Run the rounds for each number of users, by turns with and without long texts."""
     rows = list[Sequence[Cell]]()
     with our_worker(folder) as ours:
         short = ours.encoded(make_texts(SHORT, NUM_SHORT))
@@ -89,7 +89,7 @@ async def _run(
     num_users: int,
     num_long: int | None,
 ) -> None:
-    """Classify all short texts, and meanwhile so many long ones, or any number (None)."""
+    """Classify all short texts, and `num_long` long ones meanwhile; None: until those end."""
     numbers = itertools.count()
     quarter, num_tokens = asyncio.Event(), 0
     started = time.perf_counter()

@@ -12,8 +12,8 @@ from benchmarks.shares.server import KEYS
 
 BACKLOGGED = ("one", "three")
 NUM_CLIENTS = 128
-"""Of each key: so many that both keys always wait at each replica. Of 64, too
-few do: an answer's client needs a while to ask again, and its request to reach the replica."""
+"""Of each key. With 64 there were moments in which none of a key's requests waited at a replica:
+clients need a while to ask again, and requests to arrive."""
 
 NUM_CROWD = 50
 NUM_LONG, LONG_TOKENS = 64, 512

@@ -11,9 +11,9 @@ for its own. They don't divide the texts: each takes all that a micro-batch hold
 The rule: a free lane takes an equal part, by tokens, of the waiting texts. There are as many parts
 as lanes, but no part is smaller than the longest text or than `MIN_LANE_TOKENS`. A part that is
 taken alone, such as a single text, gets all threads; any other gets its lane's. A sweep takes
-something of every request that waits (`micro_batches.Turns`), and all of it is handed out before
-the next sweep. So a request's next text waits for one sweep at most, however many come after it,
-and a request of many texts leaves room for those that come meanwhile.
+something of every request that waits (`RoundRobin`), and all of it is handed out before the next
+sweep. So a request's next text waits for one sweep at most, however many come after it, and a
+request of many texts leaves room for those that come meanwhile.
 
 Each tenant and priority has sweeps of its own: what comes from others meanwhile is taken at once,
 and the next part begins with the texts of the best priority, of the tenant that got least.
@@ -32,7 +32,7 @@ import torch
 
 from deployments.compute.token_budget import TokenBudget
 from deployments.contract.claims import Claim
-from deployments.pooling.micro_batches import Turns, in_order, take_batch
+from deployments.pooling.micro_batches import RoundRobin, in_order, take_batch
 from deployments.pooling.request_queue import Job, RequestQueue, Row, TokenIds
 
 MAX_LANES = 8
@@ -195,7 +195,7 @@ class Lanes:
         self._is_padded = is_padded
         self._turn = threading.Lock()
         self._sweeps: dict[tuple[int, str], Sweep] = {}  # by priority and tenant; none empty
-        self._turns: dict[tuple[int, str], Turns[EncodedText]] = {}  # what later sweeps get
+        self._waiting: dict[tuple[int, str], RoundRobin[EncodedText]] = {}  # what later sweeps get
         self._num_left = 1
         self._freed = threading.Condition()
         self._share_threads = share_threads
@@ -207,11 +207,13 @@ class Lanes:
         with self._turn:
             with self._freed:
                 self._freed.wait_for(lambda: self._num_free > 0)
-            is_idle = not self._sweeps and not self._turns
+            is_idle = not self._sweeps and not self._waiting
             jobs = self._queue.take_all() if is_idle else self._queue.take_others(self._sweeps)
             for job in jobs or ():
-                self._turns.setdefault(job.claim.queue, Turns(MIN_LANE_TOKENS)).add(texts_of(job))
-            if not self._sweeps or self._turns.keys() - self._sweeps.keys():
+                self._waiting.setdefault(job.claim.queue, RoundRobin(MIN_LANE_TOKENS)).add(
+                    texts_of(job)
+                )
+            if not self._sweeps or self._waiting.keys() - self._sweeps.keys():
                 self._begin()
             if self._queue.is_closed:
                 return None
@@ -229,11 +231,11 @@ class Lanes:
 
     def _begin(self) -> None:
         """Begin a sweep of each tenant and priority that has none."""
-        for queue in [queue for queue in self._turns if queue not in self._sweeps]:
-            texts = self._turns[queue].take(*self._sweep_tokens, _is_wanted)
+        for queue in [queue for queue in self._waiting if queue not in self._sweeps]:
+            texts = self._waiting[queue].take(*self._sweep_tokens, _is_wanted)
             if texts:
                 self._sweeps[queue] = Sweep(in_order(texts, is_padded=self._is_padded))
-        self._turns = {queue: turns for queue, turns in self._turns.items() if turns}
+        self._waiting = {queue: texts for queue, texts in self._waiting.items() if texts}
         self._num_left = (
             num_parts(self._num_tokens, self._longest, self._num_lanes)
             if self._share_threads
@@ -242,7 +244,7 @@ class Lanes:
 
     @property
     def _sweep_tokens(self) -> tuple[int, int]:
-        """Tokens of a sweep that completes a request, and of one that doesn't; see `Turns.take`."""
+        """Tokens of a sweep that completes a request, and of one that does not."""
         if self._share_threads and not self._is_padded:
             num_least = self._num_threads * MIN_LANE_TOKENS
             return num_least, max(num_least, self._budget.tokens)

@@ -32,7 +32,7 @@ a text of 1024 tokens and 341 of three are 171 times as many tokens, a gigabyte 
 RoBERTa-base; texts of 100 to 800 characters are twice as many."""
 
 
-class Turns(Generic[Item]):
+class RoundRobin(Generic[Item]):
     """The items of requests that are not in a sweep yet, all of one tenant and priority."""
 
     def __init__(self, max_tokens: int) -> None:

@@ -493,7 +493,7 @@ def plan(
 
             is_here = gpu_memory is None
             is_right = is_faultless(str(file), Depth.MACHINE if is_here else Depth.FILE)
-            entries, turns = planning.models_of(file), planning.turns_of(file)
+            entries, turns = planning.models_and_turns_of(file)
         else:
             assert model is not None
             entries, turns = (planning.entry_of(model, dtype, given),), None

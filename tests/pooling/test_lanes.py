@@ -1,6 +1,5 @@
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -32,12 +31,7 @@ CPU = torch.device("cpu")
 A, B = Claim(tenant="a"), Claim(tenant="b")
 
 
-@pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("two_threads")
 
 
 class Setup:
@@ -174,7 +168,7 @@ def test_one_lane_takes_full_micro_batches_on_all_threads() -> None:
 def all_sizes(setup: Setup) -> list[list[int]]:
     """Run what waits, one micro-batch after the other; return the sizes of their texts."""
     found = list[list[int]]()
-    while setup.lanes._sweeps or setup.lanes._turns or setup.queue.num_waiting:
+    while setup.lanes._sweeps or setup.lanes._waiting or setup.queue.num_waiting:
         work = setup.take()
         setup.lanes.give_back(work)
         found.append(sizes(work))

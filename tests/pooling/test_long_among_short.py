@@ -2,11 +2,9 @@
 
 import heapq
 import itertools
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
 
 from deployments.compute.token_budget import TokenBudget
 from deployments.pooling.lanes import Lanes, LaneWork
@@ -20,12 +18,7 @@ BATCH_TOKENS = 8
 """What a micro-batch costs beside its texts."""
 
 
-@pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("two_threads")
 
 
 class Simulation:
@@ -76,7 +69,7 @@ class Simulation:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._lanes._sweeps or self._lanes._turns or self._queue.num_waiting)
+        return bool(self._lanes._sweeps or self._lanes._waiting or self._queue.num_waiting)
 
     def _begin(self) -> None:
         work = self._lanes.take()

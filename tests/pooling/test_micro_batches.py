@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.pooling.micro_batches import MAX_LAID_OUT, Turns, in_order, take_batch
+from deployments.pooling.micro_batches import MAX_LAID_OUT, RoundRobin, in_order, take_batch
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def test_padded_texts_run_sorted_by_length(taken: list[Item], max_tokens: int) -
 def test_requests_take_turns_and_each_of_their_texts_has_one(
     requests: list[list[Item]], max_tokens: int, min_tokens: int, num_more: int
 ) -> None:
-    turns, waiting = Turns[Item](max_tokens), [deque(each) for each in requests]
+    turns, waiting = RoundRobin[Item](max_tokens), [deque(each) for each in requests]
     for each in waiting:
         turns.add(each)
     while turns:

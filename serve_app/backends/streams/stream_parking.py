@@ -64,7 +64,7 @@ class StreamParking:
         if self._place is not None:  # it was offered to its replica, which has sent nothing yet
             return True
         assert not self._has_kept, "it leaves its replica once"
-        self._has_kept = self.has_room and self._lot is not None and self._lot.keep_place()
+        self._has_kept = self.may_park and self._lot is not None and self._lot.keep_place()
         return self._has_kept
 
     def _free_place(self) -> None:

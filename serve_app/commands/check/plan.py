@@ -188,19 +188,15 @@ def models_of(file: Path) -> tuple[ModelConfig, ...]:
     Raises:
         PlanError: The file can't be read, or is wrong; `raystream check` says more.
     """
-    return _models_in(file)[0]
+    return models_and_turns_of(file)[0]
 
 
-def turns_of(file: Path) -> TurnPolicyConfig | None:
-    """Return which models of a Serve configuration take turns; None if none do.
+def models_and_turns_of(file: Path) -> tuple[tuple[ModelConfig, ...], TurnPolicyConfig | None]:
+    """Return the models of a Serve configuration, and which take turns; None if none do.
 
     Raises:
         PlanError: The file can't be read, or is wrong; `raystream check` says more.
     """
-    return _models_in(file)[1]
-
-
-def _models_in(file: Path) -> tuple[tuple[ModelConfig, ...], TurnPolicyConfig | None]:
     try:
         document = yaml.load(file.read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
         applications = document["applications"]
@@ -447,14 +443,14 @@ def tell(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig | None = 
     for each in found:
         if isinstance(each, MeasuredByVllm):
             console.print(str(each), soft_wrap=True)
-    for name, group in _groups(turns).items():
-        assert turns is not None, "there are groups"
-        console.print(
-            f"{', '.join(group)} take turns ({name}): one of them runs at a time, for at least "
-            f"{turns.min_turn_s:g} s while another is asked for",
-            soft_wrap=True,
-            markup=False,
-        )
+    if turns is not None:
+        for name, group in turns.groups.items():
+            console.print(
+                f"{', '.join(group)} take turns ({name}): one of them runs at a time, for at least "
+                f"{turns.min_turn_s:g} s while another is asked for",
+                soft_wrap=True,
+                markup=False,
+            )
     refused = [each for each in found if isinstance(each, Refusal)]
     for each in refused:
         console.print(f"{each.spec.id} does not fit: {each.message}", soft_wrap=True)

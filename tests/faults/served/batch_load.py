@@ -6,21 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tests.faults.batch_client import ENDED, BatchClient, LineResult, jsonl
+from tests.faults.served.kinds import ROW
 
 CHAT: Final = "/v1/chat/completions"
 BATCH: Final = "batch"
 HELD: Final = f"held-{BATCH}-"
 """How messages begin: a `FragileGenerator` answers them slowly until `BATCH` is released."""
-
-VERDICT = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "pattern": "^[a-z]{4,9}$"},
-        "number": {"type": "integer", "minimum": 10, "maximum": 9999},
-    },
-    "required": ["name", "number"],
-    "additionalProperties": False,
-}
 
 
 @dataclass(frozen=True)
@@ -43,7 +34,7 @@ def _chat(at: int) -> dict[str, Any]:
 
 
 def _json_schema(at: int) -> dict[str, Any]:
-    schema = {"name": "verdict", "schema": VERDICT}
+    schema = {"name": "row", "schema": ROW}
     return {
         "model": "pydoc-chat",
         "messages": [{"role": "user", "content": f"{HELD}Rate the function number {at}."}],

@@ -33,24 +33,18 @@ def constrained(name: str, **options: Any) -> dict[str, Any]:
 
 SEEDED: dict[str, Any] = {"temperature": 1.3, "seed": 15}
 
-ROWS = {
+ROW = {
     "type": "object",
     "properties": {
-        "rows": {
-            "type": "array",
-            "minItems": 14,
-            "maxItems": 14,
-            "items": {
-                "type": "object",
-                "properties": {
-                    "name": {"type": "string", "pattern": "^[a-z]{4,9}$"},
-                    "number": {"type": "integer", "minimum": 10, "maximum": 9999},
-                },
-                "required": ["name", "number"],
-                "additionalProperties": False,
-            },
-        }
+        "name": {"type": "string", "pattern": "^[a-z]{4,9}$"},
+        "number": {"type": "integer", "minimum": 10, "maximum": 9999},
     },
+    "required": ["name", "number"],
+    "additionalProperties": False,
+}
+ROWS = {
+    "type": "object",
+    "properties": {"rows": {"type": "array", "minItems": 14, "maxItems": 14, "items": ROW}},
     "required": ["rows"],
     "additionalProperties": False,
 }

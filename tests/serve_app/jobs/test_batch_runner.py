@@ -187,17 +187,22 @@ async def test_a_batch_whose_lines_all_have_results_is_completed_even_if_late(
     assert (found.status, found.num_completed) == (Status.COMPLETED, 3)
 
 
+async def do_first_line(jobs: Jobs) -> None:
+    """Begin with the only batch, give its first line a result, and leave it."""
+    first = await jobs.batches.claim("a")
+    assert first is not None
+    await jobs.batches.begin("a", first, 3)
+    await jobs.results.record("a", first, [Result(1, False, "{}")])
+    await jobs.batches.release("a")
+
+
 @pytest.mark.parametrize("num_done", [None, 1])
 async def test_a_batch_whose_file_is_gone_fails_and_keeps_what_it_has(
     jobs: Jobs, time: Time, num_done: int | None
 ) -> None:
     batch = await create(jobs)
     if num_done is not None:
-        first = await jobs.batches.claim("a")
-        assert first is not None
-        await jobs.batches.begin("a", first, 3)
-        await jobs.results.record("a", first, [Result(1, False, "{}")])
-        await jobs.batches.release("a")
+        await do_first_line(jobs)
     jobs.files.path(batch.input_file_id).unlink()
     async with running(jobs):
         found = await ended(jobs, batch)
@@ -213,11 +218,7 @@ async def test_a_batch_whose_file_cannot_be_read_waits_for_it_until_it_is_late(
 ) -> None:
     batch = await create(jobs)
     if num_done is not None:
-        first = await jobs.batches.claim("a")
-        assert first is not None
-        await jobs.batches.begin("a", first, 3)
-        await jobs.results.record("a", first, [Result(1, False, "{}")])
-        await jobs.batches.release("a")
+        await do_first_line(jobs)
     path = jobs.files.path(batch.input_file_id)
     path.unlink()
     path.mkdir()  # root may read any file, but nobody a folder
