@@ -17,7 +17,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Qwen2Config,
-    Qwen2ForCausalLM,
 )
 
 from benchmarks.gpu.shapes import QWEN_05B, QWEN_ROPE
@@ -45,8 +44,10 @@ def three_million() -> Qwen2Config:
     )
 
 
+THREE_MILLION = "3M"
+
 SHAPES: Mapping[str, Callable[[], PreTrainedConfig]] = {
-    "3M": three_million,
+    THREE_MILLION: three_million,
     "Qwen2-0.5B": lambda: Qwen2Config(**QWEN_05B.options),
     "Llama-3.2-1B": lambda: LlamaConfig(
         vocab_size=128_256,
@@ -117,23 +118,31 @@ def load_shape(name: str, dtype: torch.dtype) -> LoadedModel:
     return LoadedModel(model, tokenizer, None, frozenset())
 
 
-def save_three_million(folder: Path) -> PreTrainedTokenizerBase:
-    """Save the model of 3 million parameters with pydoc-chat's tokenizer, for a server to load.
+def save_shape(name: str, folder: Path) -> PreTrainedTokenizerBase:
+    """Save a model in bfloat16 with pydoc-chat's tokenizer, for a server to load.
 
     At temperature 0 each token is visible ASCII and none ends the answer: the embeddings of the
     other tokens are zero, so their logits are never the largest.
+
+    Args:
+        name: A name in `SHAPES` whose output embeddings are the input's.
+        folder: Is made.
 
     Returns:
         The tokenizer.
     """
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-    model = Qwen2ForCausalLM(three_million()).bfloat16()
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call] # transformers leaves it untyped
+        SHAPES[name](), dtype=torch.bfloat16
+    )
+    embeddings = model.get_input_embeddings().weight
+    assert isinstance(embeddings, torch.Tensor), "input embeddings are a matrix"
     is_silent = [
         not _is_visible(str(tokenizer.decode([token_id], skip_special_tokens=True)))
-        for token_id in range(model.config.vocab_size)
+        for token_id in range(len(embeddings))
     ]
     with torch.no_grad():
-        model.model.embed_tokens.weight[torch.tensor(is_silent)] = 0
+        embeddings[torch.tensor(is_silent)] = 0
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return tokenizer

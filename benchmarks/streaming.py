@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from benchmarks.cpu_shapes import save_three_million
+from benchmarks.cpu_shapes import THREE_MILLION, save_shape
 from benchmarks.free_port import free_ports
 from benchmarks.serving.old_checkout import BASELINE, ROOT, old_checkout
 from benchmarks.serving.processes import started
@@ -70,7 +70,7 @@ def main() -> None:
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())
         model = Path(folder) / MODEL
-        prompts = Prompts(save_three_million(model), MODEL)
+        prompts = Prompts(save_shape(THREE_MILLION, model), MODEL)
         old = stack.enter_context(old_checkout(options.baseline, *CODE))
         servers = (
             stack.enter_context(serving(options.baseline[:7], old, model, max(streams))),

@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from benchmarks.cpu_shapes import save_three_million
+from benchmarks.cpu_shapes import THREE_MILLION, save_shape
 from benchmarks.free_port import free_ports
 from benchmarks.serving.processes import started
 from benchmarks.serving.rounds import NUM_TOKENS, Prompts, Server, compare
@@ -59,7 +59,7 @@ def main() -> None:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         if options.model is None:
             model = folder / RANDOM
-            tokenizer = save_three_million(model)
+            tokenizer = save_shape(THREE_MILLION, model)
         else:
             model = options.model.resolve()
             tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)

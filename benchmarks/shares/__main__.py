@@ -1,6 +1,6 @@
 """Measures fair shares and priorities: tokens by key over time, and the time to a first token.
 
-It serves a random model of 3 million parameters as `make serve` does, with keys, and measures
+It serves a random model with keys, as `make serve` does, and measures
 
 - two keys of weights 1 and 3, each with more clients than its model's replicas run at once, behind
   one ingress with one replica, and behind two ingresses with two;
@@ -13,8 +13,8 @@ It serves a random model of 3 million parameters as `make serve` does, with keys
 
 No two runs that are timed have a prompt in common, so none finds its prompts in the prefix cache.
 
-Run: python -m benchmarks.shares [--seconds 60] [--cases NAMES] [--out FOLDER], with `weights`,
-`crowd`, `batch` and `priorities`, or some of them.
+Run: python -m benchmarks.shares [--seconds 60] [--cases NAMES] [--shape NAME] [--chat-rate 5]
+[--out FOLDER], with `weights`, `crowd`, `batch` and `priorities`, or some of them.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from benchmarks.cpu_shapes import save_three_million
+from benchmarks.cpu_shapes import SHAPES, THREE_MILLION, save_shape
 from benchmarks.serving.rounds import words_of
 from benchmarks.shares.batch import engine_speed_of
 from benchmarks.shares.cases import (
@@ -50,28 +50,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=60, help="of each measurement")
     parser.add_argument("--cases", default="weights,crowd,batch,priorities")
+    parser.add_argument("--shape", choices=SHAPES, default=THREE_MILLION, help="of the model; default: 3 million parameters")
+    parser.add_argument(
+        "--chat-rate",
+        type=float,
+        default=5,
+        help="requests a second beside a batch or long streams",
+    )
     parser.add_argument(
         "--out", type=Path, default=Path("build"), help="the folder of the plots and logs"
     )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    report = measured({*options.cases.split(",")}, options.seconds, options.out)
+    report = measured(options)
     Console().print(report.table())
     report.figure().savefig(options.out / "shares.svg", format="svg")
     if not all(report.are_met):
         sys.exit("a bar is missed")
 
 
-def measured(cases: set[str], seconds: float, out: Path) -> Report:
+def measured(options: argparse.Namespace) -> Report:
     """Measure the cases; the servers' logs go to a folder."""
+    cases, seconds, out = {*options.cases.split(",")}, options.seconds, options.out
     report = Report()
     with TemporaryDirectory() as name:
         folder = Path(name)
-        words = words_of(save_three_million(folder / MODEL))
-        batch = partial(measure_batch, engine_speed_of=partial(engine_speed_of, folder / MODEL))
+        words = words_of(save_shape(options.shape, folder / MODEL))
+        rate = options.chat_rate
+        speed_of = partial(engine_speed_of, folder / MODEL)
+        batch = partial(measure_batch, chat_rate=rate, engine_speed_of=speed_of)
+        priorities = partial(measure_priorities, chat_rate=rate)
         servers: tuple[tuple[int, str, dict[str, Measure]], ...] = (
             (1, "one ingress", {"crowd": measure_crowd, "batch": batch}),
-            (2, "two ingresses", {"priorities": measure_priorities}),
+            (2, "two ingresses", {"priorities": priorities}),
         )
         for number, ingresses, measures in servers:
             if not {"weights", *measures} & cases:

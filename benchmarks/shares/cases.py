@@ -17,8 +17,7 @@ clients need a while to ask again, and requests to arrive."""
 
 NUM_CROWD = 50
 NUM_LONG, LONG_TOKENS = 64, 512
-CHAT_RATE, CHAT_TOKENS = 5.0, 16
-"""Requests a second, and tokens of each answer."""
+CHAT_TOKENS = 16
 
 LOW_PRIORITY = 10
 WARM_UP_S = 2.0
@@ -29,7 +28,7 @@ MAX_ERROR, MIN_RATE = 0.10, 0.9
 MOST_LINES_PER_S = 200
 """More lines of a batch than are answered in a second."""
 
-FIRST_LINES = 64
+FIRST_LINES = 16
 """Lines of a batch that are answered before it is measured."""
 
 ClientOf = Callable[[str], Client]
@@ -73,15 +72,24 @@ def measure_crowd(client_of: ClientOf, seconds: float, report: Report) -> None:
         report.add_ttfts(name, client.of("alone"), end_s, beside)
 
 
-def measure_priorities(client_of: ClientOf, seconds: float, report: Report) -> None:
-    """Measure requests of a better priority beside long streams of a worse one."""
+def measure_priorities(
+    client_of: ClientOf, seconds: float, report: Report, chat_rate: float
+) -> None:
+    """Measure requests of a better priority beside long streams of a worse one.
+
+    Args:
+        client_of: See `ClientOf`.
+        seconds: Of each measurement.
+        report: Gets the figures.
+        chat_rate: The requests a second of the better priority.
+    """
 
     def long_streams(client: Client) -> list[Coroutine[None, None, None]]:
         options = {"num_tokens": LONG_TOKENS, "priority": LOW_PRIORITY}
         return _clients(client, "batch", NUM_LONG, **options)
 
     def chat(client: Client) -> Coroutine[None, None, None]:
-        return client.ask_at_a_rate("chat", CHAT_RATE, num_tokens=CHAT_TOKENS)
+        return client.ask_at_a_rate("chat", chat_rate, num_tokens=CHAT_TOKENS)
 
     idle_name, both_name = "chat, idle server", f"chat, beside {NUM_LONG} long streams"
     idle, batch, both = map(client_of, (idle_name, "long streams", both_name))
@@ -101,7 +109,11 @@ def measure_priorities(client_of: ClientOf, seconds: float, report: Report) -> N
 
 
 def measure_batch(
-    client_of: ClientOf, seconds: float, report: Report, engine_speed_of: EngineSpeedOf
+    client_of: ClientOf,
+    seconds: float,
+    report: Report,
+    chat_rate: float,
+    engine_speed_of: EngineSpeedOf,
 ) -> None:
     """Measure a batch by itself, beside the engine alone, and requests beside a batch.
 
@@ -109,12 +121,13 @@ def measure_batch(
         client_of: See `ClientOf`.
         seconds: Of each measurement.
         report: Gets the figures.
+        chat_rate: The requests a second beside the batch.
         engine_speed_of: Returns the tokens a second of the engine alone for texts like the batch's.
     """
     idle_name, both_name = "chat, server without a batch", "chat, beside a batch"
     idle, batch, both = map(client_of, (idle_name, "a batch by itself", both_name))
     num_lines = int(MOST_LINES_PER_S * (seconds + 2 * WARM_UP_S))
-    _, end_s = run_for(seconds, [idle.ask_at_a_rate("chat", CHAT_RATE, num_tokens=CHAT_TOKENS)])
+    _, end_s = run_for(seconds, [idle.ask_at_a_rate("chat", chat_rate, num_tokens=CHAT_TOKENS)])
     report.add_ttfts(idle_name, idle.of("chat"), end_s)
     engine_speed = engine_speed_of([client_of("engine").prompt("", str(at)) for at in range(256)])
     with running_batch(batch, num_lines, NUM_TOKENS) as running:
@@ -131,7 +144,7 @@ def measure_batch(
     )
     with running_batch(both, num_lines, NUM_TOKENS) as running:
         running.wait_for(FIRST_LINES)
-        _, end_s = run_for(seconds, [both.ask_at_a_rate("chat", CHAT_RATE, num_tokens=CHAT_TOKENS)])
+        _, end_s = run_for(seconds, [both.ask_at_a_rate("chat", chat_rate, num_tokens=CHAT_TOKENS)])
     report.add_ttfts(both_name, both.of("chat"), end_s, idle_name)
 
 

@@ -1,4 +1,4 @@
-"""Serves a random model of 3 million parameters as `make serve` does, with keys."""
+"""Serves a random model as `make serve` does, with keys."""
 
 import sys
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from serve_app.commands.server_environment import HAPROXY_PORTS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-MODEL = "three-million"
+MODEL = "random"
 NUM_SLOTS = 8
 """Sequences that a replica runs at once."""
 
