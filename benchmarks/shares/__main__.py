@@ -50,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=60, help="of each measurement")
     parser.add_argument("--cases", default="weights,crowd,batch,priorities")
-    parser.add_argument("--shape", choices=SHAPES, default=THREE_MILLION, help="of the model; default: 3 million parameters")
+    parser.add_argument("--shape", choices=SHAPES, default=THREE_MILLION, help="of the model")
     parser.add_argument(
         "--chat-rate",
         type=float,
