@@ -14,7 +14,7 @@ It serves a random model with keys, as `make serve` does, and measures
 No two runs that are timed have a prompt in common, so none finds its prompts in the prefix cache.
 
 Run: python -m benchmarks.shares [--seconds 60] [--cases NAMES] [--shape NAME] [--chat-rate 5]
-[--out FOLDER], with `weights`, `crowd`, `batch` and `priorities`, or some of them.
+[--max-stall-ms 200] [--out FOLDER], with `weights`, `crowd`, `batch` and `priorities`, or some.
 """
 
 import argparse
@@ -57,6 +57,7 @@ def main() -> None:
         default=5,
         help="requests a second beside a batch or long streams",
     )
+    parser.add_argument("--max-stall-ms", type=int, help="of the model's entry")
     parser.add_argument(
         "--out", type=Path, default=Path("build"), help="the folder of the plots and logs"
     )
@@ -87,7 +88,7 @@ def measured(options: argparse.Namespace) -> Report:
         for number, ingresses, measures in servers:
             if not {"weights", *measures} & cases:
                 continue
-            with serving(folder, out, number, number) as port:
+            with serving(folder, out, number, number, options.max_stall_ms) as port:
                 client_of = partial(Client, port, words)
                 warm_up(client_of)
                 if "weights" in cases:

@@ -32,7 +32,9 @@ def secret_of(key: str) -> str:
 
 
 @contextmanager
-def serving(folder: Path, out: Path, num_ingresses: int, num_replicas: int) -> Iterator[int]:
+def serving(
+    folder: Path, out: Path, num_ingresses: int, num_replicas: int, max_stall_ms: int | None
+) -> Iterator[int]:
     """Serve the model until the block ends; yield the port.
 
     Args:
@@ -40,6 +42,7 @@ def serving(folder: Path, out: Path, num_ingresses: int, num_replicas: int) -> I
         out: A folder for the server's log.
         num_ingresses: How many ingresses run.
         num_replicas: How many replicas of the model run.
+        max_stall_ms: Of the model's entry.
     """
     port, *others = free_ports(1 + len(HAPROXY_PORTS))
     keys = [
@@ -55,7 +58,7 @@ def serving(folder: Path, out: Path, num_ingresses: int, num_replicas: int) -> I
     application = config["applications"][0]
     application["args"]["auth"]["api_keys_file"] = str(keys_file)
     application["args"]["jobs"] = {"folder": str(folder / "jobs")}
-    application["args"]["models"][0]["num_cpus"] = 0.4
+    application["args"]["models"][0] |= {"num_cpus": 0.4, "max_stall_ms": max_stall_ms}
     for section, number in zip(
         application["deployments"], (num_ingresses, num_replicas), strict=True
     ):

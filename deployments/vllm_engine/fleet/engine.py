@@ -3,8 +3,9 @@
 It sends token ids to `/inference/v1/generate` of the server that has the fewest of its sequences,
 and reads token ids back. All else is as with an engine of our own: prompts, detokenizing, stop
 strings, tools, admission, keys, metrics. A server that dies, hangs or drains loses its sequences to
-the others, which get the tokens so far as part of the prompt (`moves.resubmit`). Servers with
-another version of vLLM get none: it may draw or compute otherwise, so its text would be another.
+the others, which get the tokens so far as part of the prompt (`moves.resubmit`). Servers that have
+come to serve another model, a shorter one, or another version of vLLM get none: a version may draw
+or compute otherwise, so its text would be another.
 """
 
 import asyncio
@@ -114,7 +115,9 @@ class FleetEngine(AnyEngine):
 
     def _chosen_version(self) -> str:
         """Return the version of vLLM that most servers have; of two level ones the first."""
-        versions = {each.url: each.version for each in self._servers if each.version is not None}
+        versions = {
+            each.url: each.served.version for each in self._servers if each.served is not None
+        }
         chosen = Counter(versions.values()).most_common(1)[0][0]
         for url, version in versions.items():
             if version != chosen:
@@ -150,13 +153,22 @@ class FleetEngine(AnyEngine):
         """Raise unless a server answers; those that don't get no sequence for a while.
 
         Raises:
-            ReplicaUnavailableError: None does, or all have another version of vLLM by now; the next
-                replica takes that one, and has another fingerprint.
+            ReplicaUnavailableError: None does, or all have another model or another version of
+                vLLM by now; the next replica takes that one, and has another fingerprint.
         """
         answers = await asyncio.gather(*(each.is_well(self._http) for each in self._servers))
         well = (each for each, is_well in zip(self._servers, answers, strict=True) if is_well)
-        if not any(each.version == self._version for each in well):
+        if not any(self._is_the_same(each) for each in well):
             raise ReplicaUnavailableError(self._failed)
+
+    def _is_the_same(self, server: Server) -> bool:
+        """Return whether a server has what the others have, by what it last said."""
+        found = server.served
+        return (
+            found is not None
+            and (found.name, found.version) == (self._name, self._version)
+            and found.max_model_len >= self._facts.limits.max_model_len
+        )
 
     async def ping(self) -> None:
         """Wait until a server has run a one-token sequence.
@@ -263,9 +275,9 @@ class FleetEngine(AnyEngine):
         """Return the server with the fewest sequences; one that rests only if all do.
 
         Raises:
-            ServerLostError: The sequence has been at each of its version, and was lost.
+            ServerLostError: The sequence has been at each that is the same, and was lost.
         """
-        same = (each for each in self._servers if each.version == self._version)
+        same = filter(self._is_the_same, self._servers)
         left = [each for each in same if each.url not in failed]
         if not left or self._is_stopped:
             raise ServerLostError

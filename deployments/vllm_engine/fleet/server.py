@@ -40,8 +40,12 @@ REST_S: Final = 5.0
 LINE_BYTES: Final = 2**20
 """The longest event of a server."""
 
-REFUSALS: Final = (401, 403, 404)
-"""Statuses by which a server says that it will never answer this."""
+REFUSALS: Final = {
+    401: f"if the server has a key, set {API_KEY} in the environment of the replicas",
+    403: f"if the server has a key, set {API_KEY} in the environment of the replicas",
+    404: "name the address of a server of vLLM, without a path such as /v1",
+}
+"""What helps, by the statuses with which a server says that it will never answer this."""
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -72,6 +76,16 @@ class Served:
     name: str
     max_model_len: int
     version: str
+
+    @classmethod
+    def of(cls, models: Any, version: Any) -> "Served":
+        """Read what a server answers to `MODELS` and `VERSION`.
+
+        Raises:
+            LookupError, TypeError, ValueError: It does not say that.
+        """
+        first = models["data"][0]
+        return cls(str(first["id"]), int(first["max_model_len"]), str(version["version"]))
 
 
 class _Logprob(Protocol):
@@ -135,13 +149,13 @@ class Server:
         url: Where it listens.
         num_running: The sequences that it runs for this replica.
         rests_until_s: When it may get sequences again, by the monotonic clock.
-        version: Of vLLM, when it last said so; None if it never has.
+        served: What it last said of itself; None if it never has.
     """
 
     url: str
     num_running: int = 0
     rests_until_s: float = 0.0
-    version: str | None = None
+    served: Served | None = None
 
     def rest(self) -> None:
         """Give it no sequence for a while."""
@@ -156,18 +170,14 @@ class Server:
         Raises:
             UnsupportedModelError: It refuses to say.
         """
-        path = MODELS
         try:
-            first = self._read(path)["data"][0]
-            path = VERSION
-            self.version = str(self._read(path)["version"])
-            return Served(str(first["id"]), int(first["max_model_len"]), self.version)
+            self.served = Served.of(self._read(MODELS), self._read(VERSION))
+            return self.served
         except HTTPError as error:
             error.close()  # it holds the connection
             if error.code in REFUSALS:
                 raise UnsupportedModelError(
-                    f"{self.url}{path} answers with status {error.code}; if the server has a "
-                    f"key, set {API_KEY} in the environment of the replicas"
+                    f"{error.url} answers with status {error.code}; {REFUSALS[error.code]}"
                 ) from error
             why: Exception = error
         except (OSError, ValueError, TypeError, LookupError) as error:
@@ -185,14 +195,17 @@ class Server:
     async def is_well(self, http: aiohttp.ClientSession) -> bool:
         """Return whether it says that it is healthy; otherwise it rests.
 
-        It may have been started again with another version of vLLM, so that is read, too.
+        It may have been started again with another model or version, so these are read, too.
         """
         try:
             async with asyncio.timeout(CONNECT_S):
                 async with http.get(f"{self.url}{HEALTH}", allow_redirects=False) as response:
                     is_well = response.status == 200
-                async with http.get(f"{self.url}{VERSION}", allow_redirects=False) as response:
-                    self.version = str((await response.json())["version"])
+                told = []
+                for path in (MODELS, VERSION):
+                    async with http.get(f"{self.url}{path}", allow_redirects=False) as response:
+                        told.append(await response.json())
+                self.served = Served.of(*told)
         except (aiohttp.ClientError, TimeoutError, ValueError, TypeError, LookupError):
             is_well = False
         if not is_well:

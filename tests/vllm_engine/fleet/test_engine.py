@@ -49,6 +49,7 @@ class FakeServer:
     """
 
     name: str = "m"
+    max_model_len: int = 128
     ends_after: int | None = None
     aborts_after: int | None = None
     status: int = 200
@@ -65,7 +66,7 @@ class FakeServer:
             return web.Response(status=401)
         if self.status_of_models != 200:
             return web.Response(status=self.status_of_models)
-        return web.json_response({"data": [{"id": self.name, "max_model_len": 128}]})
+        return web.json_response({"data": [{"id": self.name, "max_model_len": self.max_model_len}]})
 
     async def health(self, request: web.Request) -> web.Response:
         return web.Response(status=self.status)
@@ -337,6 +338,28 @@ async def test_a_server_with_a_new_version_waits_for_the_next_replica() -> None:
         two.version = "0.33.0"
         with pytest.raises(ReplicaUnavailableError):
             await engine.check_health()
+
+
+@pytest.mark.parametrize("change", [{"name": "other"}, {"max_model_len": 64}], ids=str)
+async def test_a_server_that_comes_back_as_another_gets_nothing(change: dict[str, Any]) -> None:
+    one, two = FakeServer(), FakeServer()
+    async with serving(one, two) as engine:
+        for name, value in change.items():
+            setattr(one, name, value)
+        await engine.check_health()
+        for _ in range(2):
+            await run(engine)
+    assert (len(one.asked), len(two.asked)) == (0, 2)
+
+
+async def test_a_server_that_was_down_at_the_start_gets_sequences_if_it_is_the_same() -> None:
+    down, up = FakeServer(status_of_models=502), FakeServer()
+    async with serving(down, up) as engine:
+        down.status_of_models = 200
+        await engine.check_health()
+        up.status = 500
+        await run(engine)
+    assert len(down.asked) == 1
 
 
 def versioned(version: str) -> FakeServer:

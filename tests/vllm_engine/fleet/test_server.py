@@ -17,7 +17,6 @@ from deployments.vllm_engine.fleet.server import (
     HEALTH,
     MODELS,
     REST_S,
-    VERSION,
     Gained,
     Output,
     Served,
@@ -164,7 +163,7 @@ async def test_no_redirect_takes_the_key_to_another_server(monkeypatch: pytest.M
             await outputs(server, http)
         assert not await server.is_well(http)
         assert await asyncio.to_thread(server.ask, "m") is None
-    assert asked == [(path, "Bearer secret") for path in (GENERATE, HEALTH, VERSION, MODELS)]
+    assert asked == [(path, "Bearer secret") for path in (GENERATE, HEALTH, MODELS, MODELS)]
 
 
 async def test_servers_are_asked_without_the_environment_s_proxy(
@@ -196,17 +195,21 @@ async def test_a_server_that_does_not_say_what_it_serves_rests(text: str) -> Non
     assert rests(server)
 
 
-@pytest.mark.parametrize("text", ["<html>", "[]", "{}"])
-async def test_a_server_that_does_not_say_its_version_is_not_well(text: str) -> None:
+@pytest.mark.parametrize("text", UNREADABLE)
+async def test_a_server_that_does_not_say_what_it_serves_is_not_well(text: str) -> None:
     async with serving(answering(text=text, content_type=JSON)) as (server, http):
         assert not await server.is_well(http)
     assert rests(server)
 
 
-@pytest.mark.parametrize("status", [403, 404])
-async def test_a_server_that_will_never_say_is_no_server_of_the_model(status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "help"), [(403, "set VLLM_API_KEY"), (404, "without a path such as /v1")]
+)
+async def test_a_server_that_will_never_say_is_no_server_of_the_model(
+    status: int, help: str
+) -> None:
     async with serving(answering(status)) as (server, _):
-        with pytest.raises(UnsupportedModelError, match=f"status {status}"):
+        with pytest.raises(UnsupportedModelError, match=f"{MODELS} .*status {status}; .*{help}"):
             await asyncio.to_thread(server.ask, "m")
     assert not rests(server)
 
