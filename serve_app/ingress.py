@@ -237,6 +237,7 @@ def _runners(
     ask = InProcessRoutes(
         app, writes_log=parts.config.access_log, meter=parts.metrics, tracer=parts.tracer
     )
+    parts.metrics.running_batches(0)  # the gauge says that batches are kept, from the start
     yield BatchRunner(jobs, parts.config.limits, ask, standings.get, parts.metrics).run
     answers = BackgroundResponses(context, jobs)
     yield ResponseRunner(jobs, answers, ask.run, standings.get).run

@@ -64,7 +64,7 @@ BATCH_LINES: Final = Metric(
 RUNNING_BATCHES: Final = Metric(
     "raystream_batches_running",
     Kind.GAUGE,
-    "Batches that this ingress runs.",
+    "Batches that this ingress runs; only where batches are kept.",
     (),
 )
 

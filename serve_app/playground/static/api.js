@@ -30,6 +30,7 @@ export class ApiError extends Error {
   }
 }
 
+const UNAVAILABLE = { overloaded: "The server is full", jobs_unavailable: "The server can't use its disk" };
 const STATUS_OF_TYPE = { overloaded_error: 503, rate_limit_error: 429, timeout_error: 504 };
 
 /**
@@ -53,9 +54,7 @@ function inWords(status, error, retryAfterS) {
     case 429:
       return new ApiError(`This key has used up its limit${later}`, found);
     case 503:
-      return new ApiError(
-        found.code === "overloaded" ? `The server is full${later}` : `No replica can answer now${later}`,
-        found);
+      return new ApiError(`${UNAVAILABLE[found.code] ?? "No replica can answer now"}${later}`, found);
     case 504:
       return new ApiError("The answer took too long, and the server has ended it.", found);
     default:

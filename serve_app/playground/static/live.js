@@ -1,4 +1,4 @@
-// The tab "Live": what the replicas do, from /v1/devices and /metrics.
+// The tab "Live": what the replicas do, from /v1/devices and /metrics, and the batches.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { ask } from "./api.js";
@@ -15,6 +15,8 @@ const REFUSED = "vllm:admission_rejections_total";
 const MOVED = "raystream_streams_moved_total";
 const DELIVERED = "raystream_delivered_tokens_total";
 const PROMPTS = "raystream_prompt_tokens_total";
+/** Only a server that keeps batches has it. Any other refuses their list, and browsers log each refusal. */
+const BATCHES = "raystream_batches_running";
 
 /**
  * Ask for the figures again and again while the tab can be seen.
@@ -56,7 +58,16 @@ async function read(signal) {
     ask("v1/devices", { signal }).then((answer) => answer.json()),
     ask("metrics", { signal }).then((answer) => answer.text()),
   ]);
-  return { models: devices.data, samples: samplesOf(metrics, [REFUSED, MOVED, DELIVERED, PROMPTS, ...TIMES]), ms: performance.now() };
+  const samples = samplesOf(metrics, [REFUSED, MOVED, DELIVERED, PROMPTS, BATCHES, ...TIMES]);
+  const ms = performance.now();
+  return { models: devices.data, samples, ms, batches: samples[BATCHES].length ? await batchesOf(signal) : null };
+}
+
+/** @param {AbortSignal} signal @returns The batches with the component that shows them; null if none are kept. */
+async function batchesOf(signal) {
+  const { Batches, readBatches } = await import("./batches.js");
+  const batches = await readBatches(signal);
+  return batches && { Batches, batches };
 }
 
 /** Add the speed since the reading before to the history, and what there is on average. */
@@ -158,6 +169,8 @@ export function Live({ isShown, onKey }) {
           <${Chart} label="Tokens delivered" x=${history.unixS}
             lines=${[{ name: "tokens/s", values: history.tokensPerS }]} format=${(value) => number(value)} />`}
         ${figures.average?.keys.some(({ name }) => name) && html`<${Keys} keys=${figures.average.keys} />`}
+        ${figures.batches && html`
+          <${figures.batches.Batches} batches=${figures.batches.batches} onChange=${retry} />`}
         ${figures.models.map((model) => html`<${Model} key=${model.id} model=${model} samples=${figures.samples}
           onChange=${retry} />`)}`}
     </div>`;

@@ -1,10 +1,13 @@
 """The page with fake models behind a real socket, in a real browser."""
 
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from playwright.async_api import Browser, Locator
 
@@ -37,6 +40,7 @@ class Models:
     classifier: FakeClassifier = field(default_factory=FakeClassifier)
     embedder: FakeEmbedder = field(default_factory=FakeEmbedder)
     served: str = "mce"
+    folder: Path | None = None  # where files and batches are kept, if they are
     reports: Mapping[str, tuple[ReplicaReport, ...]] = field(
         default_factory=lambda: {"m": (gpu_report("r1"), gpu_report("r2")), "c": (cpu_report(),)}
     )
@@ -53,7 +57,8 @@ async def serving(
 ) -> AsyncIterator[str]:
     """Serve the application on a port of this machine; yield its address."""
     entries = [entry for entry in MODELS if entry["id"] in models.served]
-    config = AppConfig.model_validate({"models": entries})
+    folder = None if models.folder is None else str(models.folder)
+    config = AppConfig.model_validate({"models": entries, "jobs": {"folder": folder}})
     app = build_app(
         AppParts(
             config,
@@ -68,7 +73,8 @@ async def serving(
             **(_asleep(models.chat) if isinstance(models.chat, Sleeper) else {}),
         )
     )
-    async with on_uvicorn(app, monkeypatch) as port:
+    # Serve's uvicorn leaves the lifespan to the replica.
+    async with app.router.lifespan_context(app), on_uvicorn(app, monkeypatch) as port:
         yield f"http://127.0.0.1:{port}"
 
 
@@ -159,6 +165,31 @@ class Page:
             "document.documentElement.scrollWidth > document.documentElement.clientWidth"
         )
         return found
+
+    async def run_batch(self, *prompts: str) -> str:
+        """Start a batch of completions; return its id."""
+        lines = [
+            {
+                "custom_id": prompt,
+                "method": "POST",
+                "url": "/v1/completions",
+                "body": {"prompt": prompt},
+            }
+            for prompt in prompts
+        ]
+        text = "\n".join(json.dumps(each) for each in lines)
+        async with httpx.AsyncClient(base_url=self.url) as client:
+            file = await client.post(
+                "/v1/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", text)}
+            )
+            asked = {
+                "input_file_id": file.json()["id"],
+                "endpoint": "/v1/completions",
+                "completion_window": "24h",
+            }
+            batch = await client.post("/v1/batches", json=asked)
+        id_: str = batch.json()["id"]
+        return id_
 
     def check_quiet(self) -> None:
         """Fail if the page has complained, or asked another host."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -22,6 +23,11 @@ async def axe() -> str:
     """Return axe's rules as a script."""
     await asyncio.to_thread(install, PACKAGES)
     return (PACKAGES / "node_modules/axe-core/axe.min.js").read_text("utf-8")
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Models:
+    return Models(folder=tmp_path / "jobs")
 
 
 @pytest.fixture
@@ -56,6 +62,9 @@ async def fill(page: Page, tab: str) -> None:
             await page.search("abc")
         case "Live":
             await page.page.get_by_role("img", name="Memory of m").wait_for()
+            if not await page.page.get_by_role("progressbar").count():
+                await page.run_batch("Hello?")
+            await page.page.get_by_role("progressbar").first.wait_for()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -16,7 +16,7 @@ from serve_app.backends.models import serving_states
 from tests.browser import tab_of
 from tests.images import png
 from tests.replica_reports import gpu_report
-from tests.serve_app.fakes import FakeBackend, FakeStream, Step
+from tests.serve_app.fakes import HELLO, FakeBackend, FakeStream, Step
 from tests.serve_app.playground.served_page import Models, Page, opened, serving
 from tests.serve_app.playground.test_browser_chat import texts
 from tests.serve_app.playground.test_code import printed_by
@@ -263,6 +263,60 @@ async def test_counts_do_not_fall_when_a_process_ends(page: Page) -> None:
     for counts, told in (({"b": 3}, 8), ({"a": 1, "b": 4}, 9)):  # noqa: B007 - `answer` reads it
         await page.page.clock.run_for(3_000)
         await expect(tiles).to_contain_text(f"Refused{told}")
+
+
+async def test_live_shows_how_far_each_batch_is_and_cancels_one(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = Models(folder=tmp_path / "jobs")
+    models.chat.scripts = [HELLO, [[TextDelta((1,), "No end")], asyncio.Event()]]
+    async with opened(browser, models, monkeypatch) as page:
+        await page.open("live")
+        batches = page.page.get_by_role("region", name="Batches")
+        await expect(batches).to_contain_text("None.")
+        await page.run_batch()
+        running = await page.run_batch("one", "two")
+        rows = batches.get_by_role("row")
+        first = rows.filter(has_text=running)
+        await expect(first).to_contain_text("in progress")
+        progress = first.get_by_role("progressbar")
+        await expect(progress).to_have_js_property("max", 2)
+        await expect(progress).to_have_js_property("value", 1)
+        await expect(first.get_by_role("cell")).to_contain_text(
+            [running, "in progress", "", "1", "0", "2"]
+        )
+        # The newest is the first; one that failed says why, and has no button.
+        await expect(rows.nth(1)).to_contain_text(running)
+        await expect(rows.nth(2)).to_contain_text("The file holds no request.")
+        await expect(rows.nth(2).get_by_role("button")).to_have_count(0)
+        # A click by mistake cancels nothing.
+        await page.button(f"Cancel {running}").click()
+        await page.button("Keep it").click()
+        assert not models.chat.streams[1].closed.is_set()
+        await page.button(f"Cancel {running}").click()
+        await page.button(f"Cancel {running} now").click()
+        await expect(first).to_contain_text("cancelled")
+        await expect(first.get_by_role("button")).to_have_count(0)
+        await asyncio.wait_for(models.chat.streams[1].closed.wait(), 30)
+        page.check_quiet()
+        # The store's disk fails: the replicas are still shown.
+        await page.page.route("**/v1/batches?*", unreadable)
+        await expect(batches.get_by_role("alert")).to_contain_text("can't use its disk")
+        await expect(page.page.get_by_role("region", name="Replicas of m")).to_be_visible()
+
+
+async def unreadable(route: Route) -> None:
+    await route.fulfill(status=503, json={"error": {"code": "jobs_unavailable"}})
+
+
+async def test_live_asks_for_no_batches_of_a_server_that_keeps_none(page: Page) -> None:
+    await page.page.clock.install()
+    await page.open("live")
+    await expect(page.page.locator(".tiles")).to_be_visible()
+    async with page.page.expect_request("**/v1/devices"):
+        await page.page.clock.run_for(3_000)
+    assert [url for url in page.tab.requested if "batches" in url] == []
+    await expect(page.page.get_by_role("region", name="Batches")).to_have_count(0)
 
 
 def refused(replica: str, count: int) -> str:
