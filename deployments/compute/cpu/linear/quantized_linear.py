@@ -20,6 +20,7 @@ from deployments.compute.cpu.jit.openmp import find_parallel
 from deployments.compute.cpu.linear.packed_layout import BLOCK
 from deployments.compute.cpu.linear.packed_linear import PackedLinear
 from deployments.compute.cpu.linear.small_batch_kernel import (
+    UNROLLED,
     Arithmetic,
     SmallBatchKernel,
     find_arithmetic,
@@ -126,8 +127,10 @@ def quantize(
 def pack(integers: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
     """Return integers in the order in which the kernel unpacks them.
 
-    Elements have the order of oneDNN's layout, in vectors. Each lane of a packed vector holds the
-    integers of this lane in as many vectors of elements, the first in its lowest bits.
+    Elements have the order of oneDNN's layout, in vectors, but that the strips of a turn are one
+    after the other. Each lane of a packed vector holds the integers of this lane in as many vectors
+    of elements, the first in its lowest bits. Where the bytes of elements are looked up, a packed
+    byte is a sign and a size, and runs of 8 bytes are taken from two vectors in turn.
 
     Args:
         integers: int8 [out_features, in_features].
@@ -138,13 +141,19 @@ def pack(integers: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
     """
     bits = arithmetic.weight_bits
     assert bits is not None
-    blocks = integers.view(
-        -1, BLOCK, integers.shape[1] // arithmetic.word_inputs, arithmetic.word_inputs
+    strips = integers.view(
+        *(-1, arithmetic.num_strips, arithmetic.strip),
+        *(integers.shape[1] // arithmetic.turn_inputs, UNROLLED, arithmetic.word_inputs),
     )
-    elements = blocks.transpose(1, 2).reshape(
-        len(blocks), -1, arithmetic.packed_vectors, arithmetic.elements
+    # blocks, turns, strips, words, columns, inputs
+    elements = strips.permute(0, 3, 1, 4, 2, 5).reshape(
+        len(strips), -1, arithmetic.packed_vectors, arithmetic.elements
     )
-    shape = len(blocks), elements.shape[1], arithmetic.elements
+    if arithmetic.looks_up_bytes:
+        octets = torch.where(elements < 0, elements.abs() - 128, elements)
+        runs = octets.view(*octets.shape[:-1], -1, 8).transpose(2, 3)
+        return runs.flatten(2).view(_packed_dtype(arithmetic))
+    shape = len(strips), elements.shape[1], arithmetic.elements
     packed = torch.zeros(shape, dtype=_packed_dtype(arithmetic))
     for i in range(arithmetic.packed_vectors):
         packed |= (elements[:, :, i].to(packed.dtype) & (2**bits - 1)) << (bits * i)

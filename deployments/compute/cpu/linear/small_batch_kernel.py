@@ -15,11 +15,11 @@ so a thread that has lost its core to another process does not delay the rest.
 The tile of a few rows is wide: it computes all columns of a block, so it reads the weights once and
 in order, and fetches what it needs next. Memory is the only limit then.
 
-Quantized weights are small integers, packed in the same order. A thread unpacks those of a part to
-elements, which stay in its L1 cache while all rows use them. Integers of up to 8 bits are exact in
-bfloat16. A tile adds the products of a group of inputs by themselves, and multiplies their sum by
-the group's scale; its totals wait on the stack meanwhile. A wide tile unpacks the weights itself,
-so that no element goes through memory.
+Quantized weights are small integers. The first tile of a strip unpacks those of a part, and stores
+their elements for the other tiles: most of its instructions run beside the products, on other ports
+of the core. Integers of up to 8 bits are exact in bfloat16. A tile adds the products of a group of
+inputs by themselves, and multiplies their sum by the group's scale; its totals wait on the stack
+meanwhile. A wide tile is the only one, so that no element goes through memory.
 
 Source: https://llvm.org/docs/LangRef.html
 """
@@ -27,7 +27,7 @@ Source: https://llvm.org/docs/LangRef.html
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import islice
+from itertools import islice, product
 
 import numpy as np
 import torch
@@ -61,26 +61,29 @@ MAX_GROUP_ROWS = 2 * GROUP_ROWS
 
 CACHE_LINE = 64
 
-UNPACKED_BYTES = 32 * 2**10
-"""Bytes of the elements that a thread unpacks at a time; an L1 cache has at least 32 KiB."""
+UNPACKED_BYTES = 64 * 2**10
+"""Most bytes of a strip's elements that are used for all rows before the next ones. They stay in an
+L2 cache; parts that fit into an L1 cache were no faster, as their sums wait in memory."""
 
 ARGUMENTS = (
     *("rows", "row_bytes", "weights", "scales", "num_turns", "part_turns", "num_parts"),
-    *("output", "output_row_bytes", "bias", "num_units", "tile", "last_tile", "num_tiles"),
-    *("tile_rows", "num_rows", "fetched_bytes", "num_groups", "num_strips", "ticket"),
+    *("output", "output_row_bytes", "bias", "num_units", "tile", "last_tile"),
+    *("unpacking_tile", "last_unpacking_tile", "num_tiles", "tile_rows", "num_rows"),
+    *("fetched_bytes", "num_groups", "num_strips", "ticket"),
 )
 """The kernel's arguments, an array of 64-bit integers. A unit is a group of rows and a block of
 columns; `num_tiles` are those of a group. `tile` is a function that leaves the sums in memory, and
-`last_tile` one that writes the output. `scales` are those of quantized weights. The ticket counts
-the units taken."""
+`last_tile` one that writes the output; the two others also unpack quantized weights. `scales` are
+those of quantized weights. The ticket counts the units taken."""
 
 TILE_ARGUMENTS = {
     **{"rows": POINTER, "row_bytes": I64, "weights": POINTER, "num_turns": I64},
     **{"start": POINTER, "start_row_bytes": I64, "output": POINTER, "output_row_bytes": I64},
-    **{"next": POINTER, "scales": POINTER},
+    **{"next": POINTER, "scales": POINTER, "elements": POINTER},
 }
 """A tile's arguments: it adds products to the sums at `start`, and fetches what is at `next`,
-unless it is wide. Only tiles of quantized weights read `scales`."""
+unless it is wide. Only tiles of quantized weights read `scales`; the first of a strip stores what
+it unpacks at `elements`, where the others find their weights."""
 
 
 def _bfloat16_bits(integers: Iterable[int]) -> tuple[int, ...]:
@@ -117,6 +120,11 @@ class Arithmetic:
     products_per_us: int
     weight_bits: int | None = None
     has_vbmi: bool = False
+
+    @property
+    def looks_up_bytes(self) -> bool:
+        """Whether the bytes of each element are looked up by the integer's size."""
+        return self.is_bfloat16 and self.weight_bits == 8 and self.has_vbmi
 
     @property
     def itemsize(self) -> int:
@@ -171,6 +179,11 @@ class Arithmetic:
         """Strips of a block."""
         return BLOCK // self.strip
 
+    @property
+    def strip_turn_bytes(self) -> int:
+        """Bytes of a strip's quantized weights of a turn, which are together in memory."""
+        return self.turn_bytes // self.num_strips
+
 
 AVX512_BF16 = Arithmetic(True, lanes=16, max_tile_rows=8, max_wide_rows=6, products_per_us=200_000)
 AVX512 = Arithmetic(False, lanes=16, max_tile_rows=8, max_wide_rows=6, products_per_us=60_000)
@@ -204,18 +217,19 @@ class Tiling:
         lines = -(-turn_lines // (num_tiles * num_strips))
         return cls(num_tiles, -(-num_rows // num_tiles), lines, is_wide)
 
-    @property
-    def name(self) -> str:
-        """The name of the function that computes such a tile and writes the output."""
-        return f"tile_{self.tile_rows}_{self.lines}"
+    def name(self, *, is_last: bool, unpacks: bool) -> str:
+        """Return the name of a function that computes such a tile.
 
-    @property
-    def sums_name(self) -> str:
-        """The name of the function that computes such a tile and leaves the sums in memory.
+        A wide tile has only one, as it computes all inputs at once and reads each weight only once.
 
-        No sums of a wide tile wait, since it computes all inputs at once.
+        Args:
+            is_last: Whether it writes the output; otherwise it leaves the sums in memory.
+            unpacks: Whether it unpacks quantized weights; otherwise it finds elements.
         """
-        return self.name if self.is_wide else f"{self.name}_sums"
+        name = f"tile_{self.tile_rows}_{self.lines}"
+        if self.is_wide:
+            return name
+        return name + ("" if is_last else "_sums") + ("_unpacking" if unpacks else "")
 
 
 class SmallBatchKernel:
@@ -234,7 +248,11 @@ class SmallBatchKernel:
         self.arithmetic = arithmetic
         self._code = MachineCode.emitted(emit_kernel, arithmetic, optimize=False)
         self.address = self._code.address_of("multiply")
-        names = (n for it in _tilings(arithmetic) for n in (it.name, it.sums_name))
+        names = (
+            tiling.name(is_last=is_last, unpacks=unpacks)
+            for tiling in _tilings(arithmetic)
+            for is_last, unpacks in _functions(arithmetic, tiling)
+        )
         self.tiles = {name: self._code.address_of(name) for name in names}
 
 
@@ -284,8 +302,8 @@ def emit_kernel(arithmetic: Arithmetic) -> str:
     """Return the kernel's LLVM IR."""
     module = ir.Module("small_batch")
     for tiling in _tilings(arithmetic):
-        for is_last in (True,) if tiling.is_wide else (True, False):
-            _emit_tile(module, arithmetic, tiling, is_last=is_last)
+        for is_last, unpacks in _functions(arithmetic, tiling):
+            _emit_tile(module, arithmetic, tiling, is_last=is_last, unpacks=unpacks)
     _emit_worker(module, arithmetic)
     return str(module)
 
@@ -293,12 +311,22 @@ def emit_kernel(arithmetic: Arithmetic) -> str:
 def _tilings(arithmetic: Arithmetic) -> Collection[Tiling]:
     """Return a tiling for each function that rows of any number need."""
     tilings = (Tiling.of(num_rows, arithmetic) for num_rows in range(1, GROUP_ROWS + 1))
-    return {tiling.name: tiling for tiling in tilings}.values()
+    return {(tiling.tile_rows, tiling.lines): tiling for tiling in tilings}.values()
 
 
-def _emit_tile(module: ir.Module, arithmetic: Arithmetic, tiling: Tiling, *, is_last: bool) -> None:
+def _functions(arithmetic: Arithmetic, tiling: Tiling) -> Collection[tuple[bool, bool]]:
+    """Return, for each function of a tiling, whether it is the last one and whether it unpacks."""
+    is_quantized = arithmetic.weight_bits is not None
+    if tiling.is_wide:
+        return ((True, is_quantized),)
+    return tuple(product((False, True), (False, True) if is_quantized else (False,)))
+
+
+def _emit_tile(
+    module: ir.Module, arithmetic: Arithmetic, tiling: Tiling, *, is_last: bool, unpacks: bool
+) -> None:
     """Emit the function of a tile: it loops over the inputs and keeps all sums in registers."""
-    name = tiling.name if is_last else tiling.sums_name
+    name = tiling.name(is_last=is_last, unpacks=unpacks)
     kinds = tuple(TILE_ARGUMENTS.values())
     v = VectorBuilder(
         *(name, arithmetic.lanes, arithmetic.is_bfloat16),
@@ -314,8 +342,11 @@ def _emit_tile(module: ir.Module, arithmetic: Arithmetic, tiling: Tiling, *, is_
     sums = [v.load(v.floats, start, at) for start in starts for at in vectors]
     fetched = v.offset(a["weights"], arithmetic.fetched_ahead) if tiling.is_wide else a["next"]
     places = [a["rows"], a["weights"], fetched]
+    if unpacks and not tiling.is_wide:
+        places.append(a["elements"])
+    heads = 1 + len(places)
     row_at = [b.mul(a["row_bytes"], I64(row)) for row in rows]
-    add_turns = partial(_emit_turns, v, arithmetic, tiling, row_at)
+    add_turns = partial(_emit_turns, v, arithmetic, tiling, row_at, unpacks)
     if arithmetic.weight_bits is None:
         _, sums = add_turns(a["num_turns"], places, sums)
     else:
@@ -323,14 +354,14 @@ def _emit_tile(module: ir.Module, arithmetic: Arithmetic, tiling: Tiling, *, is_
         num_groups = b.udiv(a["num_turns"], group_turns)
         zeros = [v.constant(0)] * len(sums)
         with v.fold(num_groups, [a["scales"], *places, *sums]) as carried:
-            scales_at, *places = carried.values[:4]
+            scales_at, *places = carried.values[:heads]
             places, added = add_turns(group_turns, places, zeros)
             scales = [v.load_wide(scales_at, at * arithmetic.itemsize // 4) for at in vectors]
-            factors = zip(added, scales * len(rows), carried.values[4:], strict=True)
+            factors = zip(added, scales * len(rows), carried.values[heads:], strict=True)
             sums = [v.fma(*each) for each in factors]
             scales_at = v.offset(scales_at, arithmetic.itemsize * BLOCK)
             carried.values = [scales_at, *places, *sums]
-        sums = carried.values[4:]
+        sums = carried.values[heads:]
     shrink = arithmetic.word_inputs if is_last else 1
     for row in rows:
         output = v.offset(a["output"], b.mul(a["output_row_bytes"], I64(row)))
@@ -345,6 +376,7 @@ def _emit_turns(
     arithmetic: Arithmetic,
     tiling: Tiling,
     row_at: Sequence[Value],
+    unpacks: bool,
     num_turns: Value,
     places: Sequence[Value],
     sums: Sequence[Value],
@@ -356,35 +388,44 @@ def _emit_turns(
         arithmetic: What the tile is compiled for.
         tiling: The tile.
         row_at: Where each row begins.
+        unpacks: Whether the weights are packed integers.
         num_turns: How many turns.
-        places: The addresses of the rows, of the elements of the weights, and of what is fetched.
+        places: The addresses of the rows, of the weights, of what is fetched, and, if any, of where
+            unpacked elements are stored.
         sums: What the products are added to, by rows and vectors.
 
     Returns:
         The places and the sums after it.
     """
     vectors = _vectors(arithmetic, tiling)
-    unpacks = tiling.is_wide and arithmetic.weight_bits is not None
-    turn_bytes = arithmetic.turn_bytes if unpacks else WORD_BYTES * UNROLLED
-    steps = (4 * UNROLLED, turn_bytes, CACHE_LINE * tiling.lines)
+    word_bytes = WORD_BYTES if arithmetic.weight_bits is None else 4 * arithmetic.strip
+    turn_bytes = arithmetic.turn_bytes if unpacks else word_bytes * UNROLLED
+    steps = 4 * UNROLLED, turn_bytes, CACHE_LINE * tiling.lines, word_bytes * UNROLLED
     with v.fold(num_turns, [*places, *sums]) as carried:
-        rows_at, weights_at, next_at, *sums = carried.values
+        held, sums = carried.values[: len(places)], carried.values[len(places) :]
+        rows_at, weights_at, next_at, *elements_at = held
         row_starts = [v.offset(rows_at, at) for at in row_at]
         for line in range(tiling.lines):
             v.prefetch(v.offset(next_at, line * CACHE_LINE))
-        unpacked = _unpack(v, arithmetic, weights_at, turn_bytes) if unpacks else None
+        strips = [
+            _unpack(v, arithmetic, weights_at, strip * arithmetic.strip_turn_bytes)
+            for strip in range(arithmetic.num_strips if tiling.is_wide else 1)
+        ]
         for word in range(UNROLLED):
-            if unpacked is None:
-                weights = [v.load(v.words, weights_at, word * WORD_BYTES + at) for at in vectors]
+            words_at = [word * word_bytes + at for at in vectors]
+            if unpacks:
+                weights = [vector for strip in strips for vector in islice(strip, 2)]
             else:
-                weights = list(islice(unpacked, len(vectors)))
+                weights = [v.load(v.words, weights_at, at) for at in words_at]
+            for elements, (at, vector) in product(elements_at, zip(words_at, weights, strict=True)):
+                v.store(vector, elements, at)
             for row, start in enumerate(row_starts):
                 inputs = v.splat(v.load(I32, start, 4 * word))
                 for vector, factor in enumerate(weights):
                     index = row * len(vectors) + vector
                     sums[index] = v.add_products(sums[index], inputs, factor)
-        carried.values = [*map(v.offset, (rows_at, weights_at, next_at), steps), *sums]
-    return carried.values[:3], carried.values[3:]
+        carried.values = [*map(v.offset, held, steps), *sums]
+    return carried.values[: len(places)], carried.values[len(places) :]
 
 
 def _vectors(arithmetic: Arithmetic, tiling: Tiling) -> Sequence[int]:
@@ -467,17 +508,13 @@ def _emit_unit(
         part_bytes = b.mul(num_turns, I64(arithmetic.turn_bytes))
         part_scales = v.offset(scales, b.mul(turn, I64(scale_bytes)))
         fetched = b.select(is_last, following, v.offset(part_weights, part_bytes))
-        if unpacked is not None:
-            has_strips = b.icmp_signed(">", a["num_strips"], I64(1))
-            with b.if_then(has_strips):
-                _emit_unpacking(v, arithmetic, part_weights, part_bytes, unpacked)
-            part_weights = b.select(has_strips, unpacked, part_weights)
         inputs_at = b.mul(turn, I64(4 * UNROLLED))
-        tile = b.inttoptr(b.select(is_last, a["last_tile"], a["tile"]), POINTER)
-        tile.type = kind.as_pointer()  # a call needs the function's type
+        tile = b.select(is_last, a["last_tile"], a["tile"])
+        unpacking = b.select(is_last, a["last_unpacking_tile"], a["unpacking_tile"])
         with v.loop(a["num_strips"], 1) as number:
             column = b.mul(number, I64(strip))
-            strip_weights = v.offset(part_weights, b.mul(column, I64(4)))
+            strip_bytes = 4 * strip if unpacked is None else arithmetic.strip_turn_bytes
+            strip_weights = v.offset(part_weights, b.mul(number, I64(strip_bytes)))
             strip_bias = v.offset(bias, b.mul(column, I64(4)))
             strip_scales = v.offset(part_scales, b.mul(column, I64(arithmetic.itemsize)))
             strip_output = v.offset(output, b.mul(column, I64(arithmetic.itemsize)))
@@ -487,12 +524,19 @@ def _emit_unit(
                 row = v.minimum(wanted, last_row)
                 place = b.add(first_tile, n)
                 sums = v.offset(waiting, b.mul(place, tile_bytes))
+                called, read = tile, strip_weights
+                if unpacked is not None:
+                    unpacks = b.icmp_signed("==", n, I64(0))
+                    called = b.select(unpacks, unpacking, tile)
+                    read = b.select(unpacks, strip_weights, unpacked)
+                function = b.inttoptr(called, POINTER)
+                function.type = kind.as_pointer()  # a call needs the function's type
                 b.call(
-                    tile,
+                    function,
                     (
                         address("rows", b.add(b.mul(row, a["row_bytes"]), inputs_at)),
                         a["row_bytes"],
-                        strip_weights,
+                        read,
                         num_turns,
                         b.select(is_first, strip_bias, sums),
                         b.select(is_first, I64(0), I64(4 * strip)),
@@ -502,36 +546,15 @@ def _emit_unit(
                         b.select(is_last, a["output_row_bytes"], I64(4 * strip)),
                         v.offset(fetched, b.mul(place, a["fetched_bytes"])),
                         strip_scales,
+                        POINTER(None) if unpacked is None else unpacked,
                     ),
                 )
 
 
-def _emit_unpacking(
-    v: VectorBuilder, arithmetic: Arithmetic, packed: Value, num_bytes: Value, elements: Value
-) -> None:
-    """Emit the conversion of quantized weights to elements.
-
-    Args:
-        v: Emits the worker.
-        arithmetic: What it is compiled for.
-        packed: The address of the weights; see `quantized_linear.pack`.
-        num_bytes: Their bytes.
-        elements: The address of the elements.
-    """
-    vector_bytes = 4 * arithmetic.lanes
-    with v.loop(num_bytes, vector_bytes) as at:
-        place = v.offset(elements, v.builder.mul(at, I64(arithmetic.packed_vectors)))
-        vectors = _unpack(v, arithmetic, v.offset(packed, at), vector_bytes)
-        for i, vector in enumerate(vectors):
-            v.store(vector, place, i * vector_bytes)
-
-
-def _unpack(
-    v: VectorBuilder, arithmetic: Arithmetic, packed: Value, num_bytes: int
-) -> Iterator[Value]:
-    """Emit the vectors of elements of so many bytes of quantized weights, each when it is taken."""
+def _unpack(v: VectorBuilder, arithmetic: Arithmetic, packed: Value, first: int) -> Iterator[Value]:
+    """Emit the elements of a strip's weights of a turn, at `packed + first`, as they are taken."""
     kind = ir.VectorType(ir.IntType(arithmetic.element_bits), arithmetic.elements)
-    for at in range(0, num_bytes, 4 * arithmetic.lanes):
+    for at in range(first, first + arithmetic.strip_turn_bytes, 4 * arithmetic.lanes):
         yield from _unpack_vector(v, arithmetic, v.load(kind, packed, at))
 
 
@@ -550,21 +573,21 @@ def _unpack_vector(v: VectorBuilder, arithmetic: Arithmetic, packed: Value) -> I
         for low in range(0, width, bits):
             shifted = b.lshr(packed, lanes(low))
             yield v.call("llvm.x86.avx512.permvar.hi.512", kind, table, shifted)
-    elif arithmetic.is_bfloat16 and arithmetic.has_vbmi:
-        # The permutation reads 7 bits of each byte; no integer is -128.
+    elif arithmetic.looks_up_bytes:
         octets = ir.VectorType(ir.IntType(8), 2 * arithmetic.elements)
-        integers = b.bitcast(packed, octets)
-        negated = b.sub(ir.Constant(octets, [0] * octets.count), integers)
-        is_negative = b.icmp_signed("<", integers, ir.Constant(octets, [0] * octets.count))
-        sizes = b.select(is_negative, negated, integers)
+        # The permutation reads 7 bits of each byte: all but the sign.
+        signed = b.bitcast(packed, octets)
         lower, upper = (
-            v.call("llvm.x86.avx512.vpermi2var.qi.512", octets, halves[0], sizes, halves[1])
+            v.call("llvm.x86.avx512.vpermi2var.qi.512", octets, halves[0], signed, halves[1])
             for halves in _tables(octets)
         )
-        signs = b.and_(integers, ir.Constant(octets, [0x80] * octets.count))
-        lower, upper = b.bitcast(lower, kind), b.bitcast(b.or_(upper, signs), kind)
-        yield b.or_(b.shl(upper, lanes(8)), b.and_(lower, lanes(0xFF)))
-        yield b.or_(b.and_(upper, lanes(0xFF00)), b.lshr(lower, lanes(8)))
+        upper = b.or_(upper, b.and_(signed, ir.Constant(octets, [0x80] * octets.count)))
+        # One half of each run of 16 bytes: what `vpunpcklbw` reads, then what `vpunpckhbw` does.
+        for half in (0, 8):
+            runs = (range(at + half, at + half + 8) for at in range(0, octets.count, 16))
+            mask = [each for run in runs for at in run for each in (at, octets.count + at)]
+            mixed = b.shuffle_vector(lower, upper, ir.Constant(ir.VectorType(I32, len(mask)), mask))
+            yield b.bitcast(mixed, kind)
     else:
         for low in range(0, width, bits):
             signed = b.ashr(b.shl(packed, lanes(width - bits - low)), lanes(width - bits))

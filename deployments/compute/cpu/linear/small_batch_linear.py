@@ -71,16 +71,15 @@ class SmallBatchLinear(torch.nn.Module):
         if scales is None:
             self._out_features, self._in_features = weights.shape
             self._addresses = torch.ops.mkldnn.data_ptr(weights), 0
-            part_bytes = MAX_PART_BYTES
+            most_turns = MAX_PART_BYTES // (UNROLLED * WORD_BYTES)
         else:
             num_blocks, num_groups, _ = scales.shape
             self._out_features, self._in_features = num_blocks * BLOCK, num_groups * SCALED_INPUTS
             self._addresses = weights.data_ptr(), scales.data_ptr()
-            part_bytes = UNPACKED_BYTES
+            most_turns = UNPACKED_BYTES // (UNROLLED * 4 * kernel.arithmetic.strip)
         wide = torch.zeros(self._out_features) if bias is None else bias.float().contiguous()
         self._wide_bias = wide
         self._num_turns = self._in_features // self._arithmetic.turn_inputs
-        most_turns = part_bytes // (UNROLLED * WORD_BYTES)
         self._num_parts = -(-self._num_turns // most_turns)
         # A part of quantized weights has whole groups.
         step = 1 if scales is None else SCALED_INPUTS // self._arithmetic.turn_inputs
@@ -118,6 +117,11 @@ class SmallBatchLinear(torch.nn.Module):
         arithmetic = self._arithmetic
         tiling = Tiling.of(num_rows, arithmetic)
         part_turns, num_parts = self._part_turns, self._num_parts
+        tiles = (
+            self._kernel.tiles[tiling.name(is_last=is_last, unpacks=unpacks)]
+            for unpacks in (False, self._scales is not None)
+            for is_last in (False, True)
+        )
         if tiling.is_wide:  # each weight is read once, so no part has to stay in a cache
             part_turns, num_parts = self._num_turns, 1
         return Arguments(
@@ -131,8 +135,7 @@ class SmallBatchLinear(torch.nn.Module):
             arithmetic.itemsize * self._out_features,
             self._wide_bias.data_ptr(),
             self._out_features // BLOCK * num_groups,
-            self._kernel.tiles[tiling.sums_name],
-            self._kernel.tiles[tiling.name],
+            *tiles,
             -(-tiling.num_tiles // num_groups),
             tiling.tile_rows,
             num_rows,

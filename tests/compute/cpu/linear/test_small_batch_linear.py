@@ -281,7 +281,8 @@ def test_a_tiles_sums_stay_in_registers(
     for num_rows in (GROUP_ROWS, arithmetic.max_wide_rows):
         tiling = Tiling.of(num_rows, arithmetic)
         assert tiling.is_wide == (num_rows == arithmetic.max_wide_rows)
-        body = assembly.partition(f"\n{tiling.name}:")[2].partition(".cfi_endproc")[0]
+        name = tiling.name(is_last=True, unpacks=False)
+        body = assembly.partition(f"\n{name}:")[2].partition(".cfi_endproc")[0]
         lines = [line for line in body.splitlines() if instruction in line]
         num_vectors = BLOCK // arithmetic.lanes if tiling.is_wide else 2
         assert len(lines) == 4 * num_vectors * tiling.tile_rows  # words, vectors, rows
