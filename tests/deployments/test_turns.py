@@ -12,6 +12,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.autoscaling_policy import _apply_app_level_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
+from benchmarks.turns.foresight import least_loads
 from deployments.turns import ModelState, TurnPolicy, Turns
 
 TICK_S = 0.5
@@ -99,52 +100,6 @@ def device(requests: Iterable[Asked], models: str, **changed: Any) -> Device:
     return Device(turns, list(requests), models, **changed)
 
 
-def least_loads(requests: Sequence[Asked], most_wait_s: float) -> int:
-    """Return the least number of loads with which no request waits longer than a given time.
-
-    It knows all that will come, swaps in no time, and finishes a request as soon as it begins. So
-    no real order needs fewer.
-    """
-    # By holder and the arrivals that still wait (the oldest of each model), the fewest swaps.
-    models = sorted({each.model for each in requests})
-    best: dict[tuple[str, tuple[float | None, ...]], int] = {
-        (model, (None,) * len(models)): 0 for model in models
-    }
-    for now_s in sorted(
-        {each.came_s for each in requests} | {each.came_s + most_wait_s for each in requests}
-    ):
-        came = {each.model for each in requests if each.came_s == now_s}
-        found: dict[tuple[str, tuple[float | None, ...]], int] = {}
-        for (holder, oldest), swaps in best.items():
-            waiting = tuple(
-                since if since is not None else now_s if model in came else None
-                for model, since in zip(models, oldest, strict=True)
-            )
-            # At one moment, any of the models may be run one after the other; the last one stays.
-            for served in _subsets(models):
-                for last in served or [holder]:
-                    left = tuple(
-                        None if model in served or model == holder else since
-                        for model, since in zip(models, waiting, strict=True)
-                    )
-                    if any(since is not None and since + most_wait_s <= now_s for since in left):
-                        continue
-                    cost = swaps + len(set(served) - {holder}) + (last == holder and bool(served))
-                    key = (last, left)
-                    found[key] = min(cost, found.get(key, cost))
-        best = found
-    return 1 + min(best.values())
-
-
-def _subsets(models: Sequence[str]) -> Iterable[tuple[str, ...]]:
-    for bits in range(2 ** len(models)):
-        yield tuple(model for at, model in enumerate(models) if bits >> at & 1)
-
-
-def copies(requests: Sequence[Asked]) -> list[Asked]:
-    return [Asked(each.model, each.came_s, each.work_s) for each in requests]
-
-
 def test_requests_for_a_b_a_a_c_at_once_need_each_model_once() -> None:
     found = device([Asked(each, 0.0, 5.0) for each in "ABAAC"], "ABC")
     found.run(600)
@@ -158,12 +113,12 @@ def test_three_models_load_at_most_twice_as_often_as_with_foresight(seed: int) -
         Asked(chance.choice("ABAAC"), round(chance.uniform(0, 180), 1), chance.uniform(1, 20))
         for _ in range(chance.choice((5, 12, 30)))
     ]
-    known = copies(requests)
     found = device(requests, "ABC")
     found.run(3600)
     assert all(each.is_done for each in found.requests)
     assert max(each.turns_waited for each in found.requests) <= 3, "nobody waits for more turns"
     waits = [each.begun_s - each.came_s for each in found.requests if each.begun_s is not None]
+    known = [(each.model, each.came_s) for each in requests]
     assert found.num_loads <= 2 * least_loads(known, max(waits))
 
 

@@ -1,0 +1,1 @@
+"""Measures models that take turns on a device; see `__main__`."""

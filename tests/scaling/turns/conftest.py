@@ -1,0 +1,81 @@
+"""A server of three models that take turns, with two ingresses; the last one can't be loaded."""
+
+import asyncio
+import copy
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.turns.server import ROOM_FOR_ONE
+from tests.changing_server import ChangingServer
+from tests.faults.served.answer import Answer, read
+from tests.faults.served.fragile_server import client_of
+from tests.faults.served.replicas import Replicas, reached
+from tests.faults.served.sizes import MODEL_SECTION
+from tests.ray.serve_run import ROOT, Server
+from tests.scaling.conftest import scaled_config
+from tests.scaling.turns.models import BODIES, DAMAGED, MODELS, SECOND
+
+WEIGHTS = "model.safetensors"
+
+
+def turns_config(folder: Path) -> dict[str, Any]:
+    """Return the scaling tests' configuration with three models that take turns.
+
+    Args:
+        folder: Gets the folders of the second and the third.
+    """
+    document = scaled_config()
+    application = document["applications"][0]
+    ingress, section = application["deployments"]
+    ingress["num_replicas"] = 2
+    section["autoscaling_config"] |= {
+        "min_replicas": 0,
+        "max_replicas": 1,
+        "downscale_to_zero_delay_s": 600,  # a turn ends only for another model
+    }
+    section["ray_actor_options"] = ROOM_FOR_ONE
+    (entry,) = application["args"]["models"]
+    for name in (SECOND, DAMAGED):
+        source = shutil.copytree(ROOT / "models" / MODEL_SECTION, folder / name)
+        application["deployments"].append(copy.deepcopy(section) | {"name": name})
+        application["args"]["models"].append(
+            copy.deepcopy(entry) | {"id": name, "source": str(source)}
+        )
+    application["autoscaling_policy"] = {
+        "policy_function": "deployments.turns:TurnPolicy",
+        "policy_kwargs": {"groups": {"head": [*MODELS]}, "min_turn_s": 1},
+    }
+    return document
+
+
+@pytest.fixture(scope="package")
+def server(changing_server: ChangingServer, tmp_path_factory: pytest.TempPathFactory) -> Server:
+    """Serve these tests' file, and damage the third model once it is served."""
+    folder = tmp_path_factory.mktemp("turns")
+    server = changing_server.serve(turns_config(folder))
+    (folder / DAMAGED / WEIGHTS).write_bytes(b"damaged")
+    return server
+
+
+@pytest.fixture(scope="package")
+def expected(changing_server: ChangingServer, server: Server) -> list[Answer]:
+    """Return the answers of an undisturbed run, in the order of `BODIES`."""
+
+    async def read_all() -> list[Answer]:
+        async with client_of(server) as client:
+            return list(await asyncio.gather(*(read(client, body) for body in BODIES)))
+
+    return asyncio.run(read_all())
+
+
+@pytest.fixture
+async def replicas(changing_server: ChangingServer, server: Server) -> AsyncIterator[Replicas]:
+    """Return what the models' replicas write; check afterwards what the test has left."""
+    replicas = Replicas(changing_server.folder)
+    yield replicas
+    await reached(lambda: replicas.are_idle)
+    assert replicas.broken == []

@@ -1,0 +1,164 @@
+"""Models with room for one: they take turns, and what runs is parked, not lost, whatever dies.
+
+The long twin is in `tests/benchmarks/test_turns.py`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from uuid import uuid4
+
+import httpx
+import psutil
+import pytest
+
+from tests.faults.served.answer import Answer, Stream, assert_equal, read, slow_streams
+from tests.faults.served.ingresses import Ingresses
+from tests.faults.served.redeploy import Deployed
+from tests.faults.served.replicas import DEADLINE_S, Replicas, reached
+from tests.measured import Record
+from tests.ray.serve_run import Server
+from tests.scaling.turns.models import BODIES, DAMAGED, FIRST, SECOND, quick
+
+REPLICA = "ray::ServeReplica:raystream:"
+CONTROLLER = "ray::ServeController"
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Streams of the first model, which are to be parked because another one is asked."""
+
+    streams: list[Stream]
+    asking: asyncio.Task[Answer]
+
+    @property
+    def has_parked(self) -> bool:
+        """Whether all streams are parked, or were."""
+        return all("parked" in each.answer.comments for each in self.streams)
+
+
+class Turns:
+    """Lets the first model work, and asks another one meanwhile."""
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        server: Server,
+        deployed: Deployed,
+        replicas: Replicas,
+        expected: list[Answer],
+        record: Record,
+    ) -> None:
+        self.server = server
+        self.deployed = deployed
+        self.replicas = replicas
+        self._client = client
+        self._expected = expected
+        self._record = record
+
+    @asynccontextmanager
+    async def swap_to(self, model: str) -> AsyncIterator[Swap]:
+        """Ask another model while streams of the first one run, which go on after the block.
+
+        All have to be parked meanwhile. In the end they must be equal to an undisturbed run.
+        """
+        name = uuid4().hex
+        async with slow_streams(self._client, BODIES, name, "held") as streams:
+            reading = [asyncio.ensure_future(each.read_to_end()) for each in streams]
+            swap = Swap(streams, asyncio.create_task(read(self._client, quick(model))))
+            yield swap
+            assert swap.has_parked
+            self.replicas.release(name)
+            answers = await asyncio.gather(*reading)
+        assert_equal(answers, self._expected)
+        self._record("longest pause, s", round(max(each.longest_gap_s for each in answers), 1))
+
+    async def ended(self, model: str) -> None:
+        """Wait until Serve wants no replica of a model."""
+        async with asyncio.timeout(DEADLINE_S):
+            while await self._num_wanted(model):  # noqa: ASYNC110 - another process's state
+                await asyncio.sleep(0.05)
+
+    async def _num_wanted(self, model: str) -> int:
+        found = (await self.deployed.details())["deployments"][model]
+        return int(found["target_num_replicas"])
+
+    def processes(self, title: str) -> list[psutil.Process]:
+        """Return the server's processes with a title."""
+        return self.server.processes(title)
+
+    async def started(self, title: str) -> psutil.Process:
+        """Wait for the only process with a title."""
+        await reached(lambda: len(self.processes(title)) == 1)
+        return self.processes(title)[0]
+
+
+@pytest.fixture
+def turns(
+    client: httpx.AsyncClient,
+    server: Server,
+    deployed: Deployed,
+    replicas: Replicas,
+    expected: list[Answer],
+    record: Record,
+) -> Turns:
+    return Turns(client, server, deployed, replicas, expected, record)
+
+
+def was_told_to_wait(answer: Answer, model: str) -> bool:
+    return any(each.startswith(f"loading {model} (") for each in answer.comments)
+
+
+async def test_a_model_that_is_asked_for_gets_its_turn_and_streams_of_the_other_go_on_after_it(
+    turns: Turns, server: Server
+) -> None:
+    assert len(Ingresses(server).processes()) == 2, "streams are parked at both"
+    async with turns.swap_to(SECOND) as swap:
+        second = await swap.asking
+        assert second.is_whole
+        assert was_told_to_wait(second, SECOND)
+    assert not any(each.answer.lost_at for each in swap.streams), "nothing was lost"
+
+
+async def test_a_replica_that_is_killed_when_its_turn_ends_loses_no_stream(turns: Turns) -> None:
+    async with turns.swap_to(SECOND) as swap:
+        (first,) = turns.processes(f"{REPLICA}{FIRST}")
+        await turns.ended(FIRST)
+        with suppress(psutil.NoSuchProcess):  # it had nothing left to do
+            first.kill()
+        assert (await swap.asking).is_whole
+
+
+async def test_a_replica_that_is_killed_while_it_loads_is_loaded_again_in_the_same_turn(
+    turns: Turns,
+) -> None:
+    async with turns.swap_to(SECOND) as swap:
+        (await turns.started(f"{REPLICA}{SECOND}")).kill()
+        assert (await swap.asking).is_whole
+
+
+async def test_a_file_that_is_deployed_again_during_a_swap_changes_nothing(turns: Turns) -> None:
+    async with turns.swap_to(SECOND) as swap:
+        await reached(lambda: swap.has_parked)
+        await turns.deployed.apply()
+        assert (await swap.asking).is_whole
+
+
+async def test_a_controller_that_is_killed_during_a_swap_is_followed_by_one_that_ends_it(
+    turns: Turns,
+) -> None:
+    async with turns.swap_to(SECOND) as swap:
+        await reached(lambda: swap.has_parked)
+        killed = await turns.started(CONTROLLER)
+        killed.kill()
+        assert (await swap.asking).is_whole
+        assert (await turns.started(CONTROLLER)).pid != killed.pid
+
+
+async def test_a_model_that_can_not_be_loaded_gives_the_turn_back(turns: Turns) -> None:
+    async with turns.swap_to(DAMAGED) as swap:
+        failed = await swap.asking
+        assert was_told_to_wait(failed, DAMAGED)
+        assert failed.error is not None
+        assert DAMAGED in failed.error["message"]
