@@ -20,10 +20,10 @@ from serve_app.http.errors import error_payload
 from serve_app.http.standing import Standing
 from serve_app.jobs.batch import Batch, BatchFaultError, Fault, Result, Status
 from serve_app.jobs.batch_input import BatchInput, Line
-from serve_app.jobs.batches import LeaseLostError
 from serve_app.jobs.calls import AskRoute, Call, CallAnswer, StandingOf, answered, faulty
 from serve_app.jobs.files import FileWriter, StoredFile
 from serve_app.jobs.jobs import Jobs
+from serve_app.jobs.leases import LeaseLostError
 
 ERRORS_AT_ONCE: Final = 256
 """Lines of a late batch that get their errors in one transaction."""
@@ -157,7 +157,7 @@ class BatchRun:
             if batch.status is Status.IN_PROGRESS and not stopped.is_set():
                 if not yielding.is_set():
                     raise BatchFaultError(FILE_MISSING)
-                await batches.give_back(self._name, batch.id)
+                await batches.leases.give_back(self._name, batch.number)
                 return
         ended = Status.CANCELLED if batch.status is Status.CANCELLING else Status.COMPLETED
         await self._end(batch, ended)

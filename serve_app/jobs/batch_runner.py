@@ -101,7 +101,7 @@ class BatchRunner:
                 task.cancel()
             await asyncio.gather(*runs, return_exceptions=True)
             with suppress(JobsUnavailableError):
-                await self._jobs.batches.release(self._name)
+                await self._jobs.batches.leases.release(self._name)
 
     async def _clean(self) -> None:
         """Erase what is too old, or in a file by now; beside the turns, since it may take long."""
@@ -120,7 +120,9 @@ class BatchRunner:
         """Renew leases, stop what is cancelled or due, and claim what is free."""
         now_s = self._jobs.store.unix_s()
         if self._runs:
-            held = await self._jobs.batches.renew(self._name, list(self._runs))
+            numbers = [run.batch.number for run in self._runs.values()]
+            rows = await self._jobs.batches.leases.renew(self._name, numbers)
+            held = {row["id"]: Batch.of(row) for row in rows}
             for id_, run in list(self._runs.items()):
                 if (batch := held.get(id_)) is None:
                     run.task.cancel()
@@ -169,10 +171,10 @@ class BatchRunner:
         if most == counts[waiting[0]] + 1:
             self._end_a_turn(len(waiting), [run for _, _, run in sorted(yielding)])
         elif yielding:
-            _, id_, run = max(yielding)  # the latest has done the least
+            _, _, run = max(yielding)  # the latest has done the least
             run.task.cancel()
             await asyncio.wait((run.task,))
-            await self._jobs.batches.give_back(self._name, id_)
+            await self._jobs.batches.leases.give_back(self._name, run.batch.number)
             await self._claim(only_of=waiting[0])
 
     def _end_a_turn(self, num_waiting: int, runs: Sequence[_Run]) -> None:

@@ -1,38 +1,34 @@
-"""Batches: their rows in the store, who may run one, and the states they pass through.
+"""Batches: their rows in the store, which one an ingress claims next, and the states they pass.
 
-A batch is run by one ingress at a time, which holds its lease and renews it. If that ingress dies,
-the lease runs out and another takes the batch over. Only the holder of the lease may write what
-becomes of the batch, or of its lines (`results`), and each such transaction checks that.
+A batch is run by the ingress that holds its lease (`leases`). Only that one may write what becomes
+of the batch, or of its lines (`results`), and each such transaction checks it.
 """
 
 import json
 import secrets
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import chain
 from types import MappingProxyType
-from typing import Final
 
 from deployments.contract.errors import JobConflictError, JobLimitError, JobNotFoundError
 from serve_app.config import JobsConfig
 from serve_app.jobs.batch import NEXT, Batch, Fault, NewBatch, Status
 from serve_app.jobs.files import StoredFile, no_file, stored_bytes
+from serve_app.jobs.leases import LeaseLostError, Leases
 from serve_app.jobs.store import ERASED_AT_ONCE, Page, Store, page_of
-
-LEASE_S: Final = 15.0
-"""How long after its last sign an ingress keeps a batch. A pause of the process, or a slow disk,
-takes it away too; that costs only that lines run again."""
-
-
-class LeaseLostError(Exception):
-    """Another ingress runs the batch now, or it has ended."""
 
 
 class Batches:
-    """The batches of all owners."""
+    """The batches of all owners.
+
+    Attributes:
+        leases: Which ingress runs which.
+    """
 
     def __init__(self, store: Store, config: JobsConfig) -> None:
+        self.leases = Leases(store, "batches", "expires_s IS NULL")
         self._store = store
         self._config = config
 
@@ -186,12 +182,7 @@ class Batches:
             rows = free(connection)
             if not rows:
                 return None
-            row = connection.execute(
-                "UPDATE batches SET lease_owner = ?, lease_until_s = ? WHERE number = ? "
-                "RETURNING *",
-                (ingress, now_s + LEASE_S, rows[0]["oldest"]),
-            ).fetchone()
-            return Batch.of(row)
+            return Batch.of(self.leases.take(connection, ingress, rows[0]["oldest"], now_s))
 
         return await self._store.write(claim)
 
@@ -207,52 +198,6 @@ class Batches:
         now_s = self._store.unix_s()
         rows = await self._store.read(lambda connection: _free(connection, now_s, beside))
         return [row["owner"] for row in rows]
-
-    async def renew(self, ingress: str, ids: Sequence[str]) -> dict[str, Batch]:
-        """Keep the leases of batches, and return by their ids those that the ingress still holds.
-
-        Raises:
-            JobsUnavailableError: The store can't be written.
-        """
-        until_s = self._store.unix_s() + LEASE_S
-
-        def renew(connection: sqlite3.Connection) -> dict[str, Batch]:
-            rows = connection.execute(
-                "UPDATE batches SET lease_until_s = ? WHERE lease_owner = ? AND expires_s IS NULL "
-                f"AND id IN ({', '.join('?' * len(ids))}) RETURNING *",
-                (until_s, ingress, *ids),
-            ).fetchall()
-            return {row["id"]: Batch.of(row) for row in rows}
-
-        return await self._store.write(renew)
-
-    async def release(self, ingress: str) -> None:
-        """Give up all leases of an ingress.
-
-        Raises:
-            JobsUnavailableError: The store can't be written.
-        """
-        await self._store.write(
-            lambda connection: connection.execute(
-                "UPDATE batches SET lease_owner = NULL, lease_until_s = 0 WHERE lease_owner = ?",
-                (ingress,),
-            )
-        )
-
-    async def give_back(self, ingress: str, id_: str) -> None:
-        """Give up the lease of a batch, so that batches of other owners have their turn.
-
-        Raises:
-            JobsUnavailableError: The store can't be written.
-        """
-        now_s = self._store.unix_s()
-        await self._store.write(
-            lambda connection: connection.execute(
-                "UPDATE batches SET lease_owner = NULL, lease_until_s = ? "
-                "WHERE id = ? AND lease_owner = ?",
-                (now_s, id_, ingress),
-            )
-        )
 
     async def begin(self, ingress: str, batch: Batch, num_lines: int) -> Batch:
         """Note how many lines a batch has; they run from now on.

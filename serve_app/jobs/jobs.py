@@ -1,7 +1,8 @@
 """What a server keeps on disk, as its surfaces and its runners share it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -15,7 +16,7 @@ from serve_app.jobs.store import Store
 
 
 class News:
-    """Wakes a runner of this process, so that it need not wait for its next look at the store."""
+    """Wakes a task of this process, so that it need not wait for its next look at the store."""
 
     def __init__(self) -> None:
         self._told = asyncio.Event()
@@ -24,14 +25,50 @@ class News:
         """Wake it."""
         self._told.set()
 
-    async def wait(self, most_s: float) -> None:
-        """Return when there is news, or after some seconds."""
+    async def wait(self, most_s: float) -> bool:
+        """Return True when there is news, or False after some seconds."""
         try:
             async with asyncio.timeout(most_s):
                 await self._told.wait()
         except TimeoutError:
-            return
+            return False
         self._told.clear()
+        return True
+
+
+class ResponseNews:
+    """Wakes those who wait for responses in the background.
+
+    Attributes:
+        of_runner: One was created, cancelled or deleted.
+    """
+
+    def __init__(self) -> None:
+        self.of_runner = News()
+        self._of_readers: dict[str, set[News]] = {}
+
+    @contextmanager
+    def of_log(self, id_: str) -> Iterator[News]:
+        """Give a reader the news of a response's log, as long as this process writes it."""
+        news = News()
+        readers = self._of_readers.setdefault(id_, set())
+        readers.add(news)
+        try:
+            yield news
+        finally:
+            readers.remove(news)
+            if not readers:
+                del self._of_readers[id_]
+
+    def logged(self, id_: str) -> None:
+        """Wake the readers of a response's log."""
+        for news in self._of_readers.get(id_, ()):
+            news.announce()
+
+    def changed(self, id_: str) -> None:
+        """Wake the runner and the readers: a response was created, cancelled or deleted."""
+        self.of_runner.announce()
+        self.logged(id_)
 
 
 class Jobs:
@@ -45,7 +82,7 @@ class Jobs:
         results: The results of their lines.
         responses: The stored responses.
         response_log: The events of those in the background.
-        response_news: A response in the background was created, cancelled or deleted.
+        response_news: Wakes those who wait for responses in the background.
     """
 
     def __init__(self, config: JobsConfig, store: Store) -> None:
@@ -56,7 +93,7 @@ class Jobs:
         self.results = Results(store, config)
         self.responses = Responses(store, config)
         self.response_log = ResponseLog(store)
-        self.response_news = News()
+        self.response_news = ResponseNews()
         self._news = News()
 
     @classmethod

@@ -20,10 +20,10 @@ from typing import Any, Final, Protocol
 
 from deployments.contract.errors import JobsUnavailableError
 from serve_app.jobs.batch_run import MAX_WAIT_S
-from serve_app.jobs.batches import LeaseLostError
 from serve_app.jobs.calls import Call, CallAnswer, StandingOf
 from serve_app.jobs.jobs import Jobs
-from serve_app.jobs.response_log import End, Entry, Group, ResponseLog
+from serve_app.jobs.leases import LeaseLostError
+from serve_app.jobs.response_log import End, Entry, Group
 from serve_app.jobs.responses import StoredResponse
 
 POLL_S: Final = 0.5
@@ -50,6 +50,8 @@ class RunLog:
     """What one running response adds to its log.
 
     Attributes:
+        number: The response's.
+        id: The response's.
         num_events: How many events it has, those included that wait for the next flush.
         has_ended: Whether its end is in the store.
         is_broken: Whether something could not be logged, so that nothing may follow.
@@ -70,7 +72,7 @@ class RunLog:
             schedule: Has the log taken, and settled, within `FLUSH_S`.
             drop: Ends the run when nothing can be logged any more.
         """
-        self.number = response.number
+        self.number, self.id = response.number, response.id
         self.has_ended = self.is_broken = False
         self.num_events = sum(group.num_events for group in groups)
         self._first = self.num_events
@@ -129,8 +131,9 @@ class RunLog:
 class _Flusher:
     """Writes the logs of all running responses together."""
 
-    def __init__(self, log: ResponseLog, ingress: str) -> None:
-        self._log = log
+    def __init__(self, jobs: Jobs, ingress: str) -> None:
+        self._log = jobs.response_log
+        self._news = jobs.response_news
         self._ingress = ingress
         self._waiting: dict[int, RunLog] = {}
         self._flushing: asyncio.Task[None] | None = None
@@ -165,8 +168,10 @@ class _Flusher:
                         logger.exception("the log of responses has failed")
                     error = failed
                 for log, entry in entries:
-                    is_lost = log.number in lost
-                    log.settle(entry, LeaseLostError("it is lost") if is_lost else error)
+                    problem = LeaseLostError("it is lost") if log.number in lost else error
+                    log.settle(entry, problem)
+                    if problem is None:
+                        self._news.logged(log.id)
         finally:
             self._flushing = None
 
@@ -224,7 +229,7 @@ class ResponseRunner:
         self._standing_of = standing_of
         self._poll_s = poll_s
         self._name = secrets.token_hex(8)
-        self._flusher = _Flusher(jobs.response_log, self._name)
+        self._flusher = _Flusher(jobs, self._name)
         self._runs: dict[int, _Run] = {}
         self._expired_s = -EXPIRE_S
 
@@ -238,7 +243,7 @@ class ResponseRunner:
                     pass  # the store has logged it
                 except Exception:  # the next turn may succeed, and nothing else runs responses here
                     logger.exception("the runner of responses has failed, and goes on")
-                await self._jobs.response_news.wait(self._poll_s)
+                await self._jobs.response_news.of_runner.wait(self._poll_s)
         finally:
             tasks = [run.task for run in self._runs.values()]
             for task in tasks:
@@ -246,14 +251,15 @@ class ResponseRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._flusher.aclose()
             with suppress(JobsUnavailableError):
-                await self._jobs.responses.release(self._name)
+                await self._jobs.responses.leases.release(self._name)
 
     async def _turn(self) -> None:
         """Renew leases, drop what is cancelled or lost, claim what is free, erase what is old."""
         responses = self._jobs.responses
         if self._runs:
             running = list(self._runs.items())
-            held = await responses.renew(self._name)
+            rows = await responses.leases.renew(self._name, [number for number, _ in running])
+            held = {row["number"] for row in rows}
             for number, run in running:
                 if number not in held and not (run.log is not None and run.log.has_ended):
                     run.task.cancel()
@@ -275,7 +281,7 @@ class ResponseRunner:
                 self._flusher.forget(run.log)
             if not task.cancelled() and (error := task.exception()) is not None:
                 logger.error("response %s has failed here", response.id, exc_info=error)
-            self._jobs.response_news.announce()
+            self._jobs.response_news.of_runner.announce()
 
         run.task.add_done_callback(ended)
 

@@ -1,4 +1,4 @@
-"""Stored responses: their rows in the store, the conversations that they make, and their leases.
+"""Stored responses: their rows in the store, and the conversations that they make.
 
 A response that its client waited for is one row, written when it has ended. One in the background
 is there from the start. Like a batch, it is run by one ingress at a time, which holds its lease;
@@ -22,7 +22,7 @@ from deployments.contract.errors import (
     PreviousResponseError,
 )
 from serve_app.config import JobsConfig
-from serve_app.jobs.batches import LEASE_S
+from serve_app.jobs.leases import Leases
 from serve_app.jobs.response_log import IS_UNDER_WAY, UNDER_WAY, Group, insert_group, no_response
 from serve_app.jobs.store import ERASED_AT_ONCE, Store
 
@@ -99,9 +99,14 @@ class NewResponse:
 
 
 class Responses:
-    """The stored responses of all owners."""
+    """The stored responses of all owners.
+
+    Attributes:
+        leases: Which ingress runs which, of those in the background.
+    """
 
     def __init__(self, store: Store, config: JobsConfig) -> None:
+        self.leases = Leases(store, "responses", IS_UNDER_WAY)
         self._store = store
         self._config = config
 
@@ -322,7 +327,7 @@ class Responses:
 
         def free(connection: sqlite3.Connection) -> list[sqlite3.Row]:
             rows = connection.execute(
-                f"SELECT number, owner FROM responses WHERE {IS_UNDER_WAY} AND lease_until_s < ? "
+                f"SELECT number, owner FROM responses WHERE {IS_UNDER_WAY} AND lease_until_s <= ? "
                 "ORDER BY number",
                 (now_s,),
             ).fetchall()
@@ -340,47 +345,11 @@ class Responses:
                 running.append(row["owner"])
                 taken.append(row["number"])
             return [
-                StoredResponse.of(
-                    connection.execute(
-                        "UPDATE responses SET lease_owner = ?, lease_until_s = ? WHERE number = ? "
-                        "RETURNING *",
-                        (ingress, now_s + LEASE_S, number),
-                    ).fetchone()
-                )
+                StoredResponse.of(self.leases.take(connection, ingress, number, now_s))
                 for number in taken
             ]
 
         return await self._store.write(claim)
-
-    async def renew(self, ingress: str) -> set[int]:
-        """Keep all leases of an ingress; return the numbers of the responses that it holds.
-
-        Raises:
-            JobsUnavailableError: The store can't be written.
-        """
-        until_s = self._store.unix_s() + LEASE_S
-        rows = await self._store.write(
-            lambda connection: connection.execute(
-                "UPDATE responses SET lease_until_s = ? "
-                f"WHERE lease_owner = ? AND {IS_UNDER_WAY} RETURNING number",
-                (until_s, ingress),
-            ).fetchall()
-        )
-        return {row["number"] for row in rows}
-
-    async def release(self, ingress: str) -> None:
-        """Give up all leases of an ingress.
-
-        Raises:
-            JobsUnavailableError: The store can't be written.
-        """
-        await self._store.write(
-            lambda connection: connection.execute(
-                "UPDATE responses SET lease_owner = NULL, lease_until_s = 0 "
-                f"WHERE lease_owner = ? AND {IS_UNDER_WAY}",
-                (ingress,),
-            )
-        )
 
     async def expire(self) -> None:
         """Erase responses that nobody has used for long.

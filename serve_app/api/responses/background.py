@@ -6,7 +6,6 @@ was, and has the model go on behind their token ids. So every event is written o
 follows is what would have followed.
 """
 
-import asyncio
 import json
 import random
 from collections.abc import AsyncGenerator
@@ -31,7 +30,10 @@ from serve_app.streaming.error_event import error_event
 from serve_app.streaming.sse import LastEvent, encode_typed
 
 FOLLOW_S: Final = 0.1
-"""How often a client's stream looks for new events, which another ingress may have logged."""
+"""How often a client's stream looks for new events, which another ingress may log."""
+
+FOLLOW_HERE_S: Final = 1.0
+"""How often it looks for them where this ingress logs them, which wakes the stream each time."""
 
 FRAME_END: Final = "\n\n"
 
@@ -74,7 +76,7 @@ class BackgroundResponses:
             events=Group(0, num_events, events.decode(), "[]"),
         )
         await self._jobs.responses.add(row)
-        self._jobs.response_news.announce()
+        self._jobs.response_news.changed(plan.id)
         return begun
 
     async def answer(self, response: StoredResponse, groups: list[Group], log: RunLog) -> None:
@@ -160,20 +162,22 @@ async def followed(
         after: The number of the last event that the client has; None if it has none.
     """
     last = -1 if after is None else after
-    try:
-        while True:
-            groups, has_ended = await jobs.response_log.events(owner, id_, last)
-            for group in groups:
-                frames = group.events.removesuffix(FRAME_END).split(FRAME_END)
-                new = frames[max(0, last + 1 - group.first) :]
-                last = group.first + group.num_events - 1
-                yield (FRAME_END.join(new) + FRAME_END).encode()
-            if has_ended:
-                return
-            if not groups:
-                await asyncio.sleep(FOLLOW_S)
-    except RaystreamError as error:
-        yield LastEvent(error_event(error))
+    is_here = False
+    with jobs.response_news.of_log(id_) as news:
+        try:
+            while True:
+                groups, has_ended = await jobs.response_log.events(owner, id_, last)
+                for group in groups:
+                    frames = group.events.removesuffix(FRAME_END).split(FRAME_END)
+                    new = frames[max(0, last + 1 - group.first) :]
+                    last = group.first + group.num_events - 1
+                    yield (FRAME_END.join(new) + FRAME_END).encode()
+                if has_ended:
+                    return
+                if not groups:
+                    is_here = await news.wait(FOLLOW_HERE_S if is_here else FOLLOW_S)
+        except RaystreamError as error:
+            yield LastEvent(error_event(error))
 
 
 def _replay(writer: ResponseWriter, groups: list[Group], deltas: list[TextDelta]) -> None:

@@ -187,14 +187,14 @@ class ResponsesApi:
         """Erase a response from the disk; one in the background is aborted."""
         jobs = jobs_of(self._context)
         await jobs.responses.delete(owner_of(request), response_id)
-        jobs.response_news.announce()
+        jobs.response_news.changed(response_id)
         return ResponseDeleted(id=response_id)
 
     async def cancel(self, response_id: str, request: Request) -> Response:
         """End a response in the background; one that has ended stays as it is."""
         jobs = jobs_of(self._context)
         cancelled = await jobs.responses.cancel(owner_of(request), response_id)
-        jobs.response_news.announce()
+        jobs.response_news.changed(response_id)
         return _shown(cancelled)
 
     async def input_items(

@@ -16,10 +16,10 @@ from serve_app.jobs import batch_run, batch_runner, results
 from serve_app.jobs.batch import Batch, NewBatch, Result, Status
 from serve_app.jobs.batch_run import BatchRun
 from serve_app.jobs.batch_runner import BatchRunner
-from serve_app.jobs.batches import LEASE_S
 from serve_app.jobs.calls import AskRoute, Call, CallAnswer
 from serve_app.jobs.files import stored_bytes
 from serve_app.jobs.jobs import Jobs
+from serve_app.jobs.leases import LEASE_S
 from serve_app.jobs.store import Store
 from tests.serve_app.jobs.test_store import Time, add
 
@@ -193,7 +193,7 @@ async def do_first_line(jobs: Jobs) -> None:
     assert first is not None
     await jobs.batches.begin("a", first, 3)
     await jobs.results.record("a", first, [Result(1, False, "{}")])
-    await jobs.batches.release("a")
+    await jobs.batches.leases.release("a")
 
 
 @pytest.mark.parametrize("num_done", [None, 1])
@@ -240,7 +240,7 @@ async def test_a_batch_whose_file_was_cut_fails(jobs: Jobs) -> None:
     first = await jobs.batches.claim("a")
     assert first is not None
     await jobs.batches.begin("a", first, 4)
-    await jobs.batches.release("a")
+    await jobs.batches.leases.release("a")
     async with running(jobs):
         found = await ended(jobs, batch)
     assert found.fault is not None

@@ -8,8 +8,8 @@ import pytest
 from deployments.contract.errors import JobConflictError, JobLimitError, JobNotFoundError
 from serve_app.config import JobsConfig
 from serve_app.jobs.batch import Batch, NewBatch, Result, Status
-from serve_app.jobs.batches import LEASE_S, LeaseLostError
 from serve_app.jobs.jobs import Jobs
+from serve_app.jobs.leases import LEASE_S, LeaseLostError
 from serve_app.jobs.store import Page, Store
 from tests.serve_app.jobs.test_store import Time, add
 
@@ -51,7 +51,7 @@ async def test_a_silent_ingress_loses_its_batch_and_can_write_nothing_more(
     second = await jobs.batches.claim("b")
     assert second is not None
     assert second.status is Status.IN_PROGRESS
-    assert await jobs.batches.renew("a", [first.id]) == {}
+    assert await jobs.batches.leases.renew("a", [first.number]) == []
     with pytest.raises(LeaseLostError):
         await jobs.results.record("a", first, [Result(1, False, "late")])
     with pytest.raises(LeaseLostError):
@@ -66,7 +66,7 @@ async def test_a_renewed_lease_is_kept(jobs: Jobs, time: Time) -> None:
     assert batch is not None
     for _ in range(3):
         time.now_s += LEASE_S - 1
-        assert set(await jobs.batches.renew("a", [batch.id])) == {batch.id}
+        assert len(await jobs.batches.leases.renew("a", [batch.number])) == 1
         assert await jobs.batches.claim("b") is None
 
 
@@ -121,7 +121,7 @@ async def test_a_batch_that_is_cancelled_at_once_leaves_no_losses(jobs: Jobs) ->
     batch = await jobs.batches.claim("a")
     assert batch is not None
     await jobs.results.note_loss("a", batch, 1)
-    await jobs.batches.release("a")
+    await jobs.batches.leases.release("a")
     assert (await jobs.batches.cancel("", batch.id)).status is Status.CANCELLED
     assert await jobs.store.read(lambda rows: rows.execute("SELECT * FROM losses").fetchall()) == []
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,20 @@ import httpx
 import pytest
 from openai.types.responses import Response
 
-from deployments.contract.errors import GenerationFailedError, OverloadedError
+from deployments.contract.errors import (
+    GenerationFailedError,
+    JobsUnavailableError,
+    OverloadedError,
+)
 from deployments.contract.output import FinishReason, TextDelta
+from serve_app.api.responses import background
 from serve_app.http.warning_header import WARNING_HEADER
+from serve_app.jobs.leases import LEASE_S
+from serve_app.jobs.response_log import Group, ResponseLog
+from serve_app.jobs.store import Store
 from tests.offenders import for_each
 from tests.serve_app.api.batches.test_routes import (
+    DEADLINE_S,
     app_of,
     create,
     eventually,
@@ -25,10 +35,11 @@ from tests.serve_app.api.batches.test_routes import (
     until,
 )
 from tests.serve_app.api.batches.test_routes import line as batch_line
-from tests.serve_app.apps import ALICE, BOB, AppClient, bearer, make_app, ring
-from tests.serve_app.fakes import CALL, HELLO, FakeBackend, Step, text_of
+from tests.serve_app.apps import ALICE, BOB, AppClient, bearer, client_of, make_app, ring
+from tests.serve_app.fakes import CALL, HELLO, FakeBackend, FakeClock, Step, text_of
 
 RESPONSES = "/v1/responses"
+NEVER_S = 3600.0
 HI: dict[str, Any] = {"model": "m", "input": "hi"}
 TOOL = {
     "type": "function",
@@ -289,6 +300,42 @@ async def unusable(client: AppClient, reason: str) -> None:
         assert re.search(reason, error["message"])
 
 
+async def test_a_full_disk_loses_no_answer_and_refuses_the_background(
+    backend: FakeBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "x" * 2**16  # needs pages of its own
+    async with running(app_of(backend, folder)) as client:
+        first = await ask(client)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "open", on_a_full_disk(Store.open))
+        async with running(app_of(backend, folder)) as client:
+            for fields in ({}, {"store": True}, {"previous_response_id": first["id"]}):
+                answer = await client.ask(RESPONSES, {**HI, "input": long, **fields})
+                assert (answer.json()["status"], answer.json()["store"]) == ("completed", False)
+                assert re.search("not stored.*disk is full", answer.headers[WARNING_HEADER])
+            answer = await client.ask(RESPONSES, {**HI, "store": False})
+            assert WARNING_HEADER not in answer.headers
+            asked = {**HI, "input": long, "background": True}
+            error = await client.refused(RESPONSES, asked, 503)
+            assert (error["code"], "disk is full" in error["message"]) == ("jobs_unavailable", True)
+            assert (await client.get(f"{RESPONSES}/{first['id']}")).json() == first
+    async with running(app_of(backend, folder)) as client:
+        assert (await ask(client, input=long))["store"] is True
+
+
+def on_a_full_disk(
+    opened: Callable[[Store], sqlite3.Connection],
+) -> Callable[[Store], sqlite3.Connection]:
+    """Let the database have no more pages than it has: SQLite then says what a full disk says."""
+
+    def full(store: Store) -> sqlite3.Connection:
+        connection = opened(store)
+        connection.execute("PRAGMA max_page_count = 1")  # never below what there are
+        return connection
+
+    return full
+
+
 async def test_an_answer_is_not_lost_when_the_store_fails_behind_it(
     backend: FakeBackend, folder: Path
 ) -> None:
@@ -361,19 +408,81 @@ async def test_a_response_in_the_background_goes_on_without_its_client(
         assert texts_of(backend, 1) == ["hi", "Hello, world!", "b"]
 
 
+@pytest.mark.parametrize("is_elsewhere", [False, True])
 async def test_events_that_are_read_as_they_come_are_those_that_are_read_later(
-    backend: FakeBackend, folder: Path
+    backend: FakeBackend, folder: Path, monkeypatch: pytest.MonkeyPatch, is_elsewhere: bool
 ) -> None:
     held = asyncio.Event()
     backend.steps = [HELLO[0], held, *HELLO[1:]]
-    async with running(app_of(backend, folder)) as client:
+    if not is_elsewhere:  # then the ingress that runs the response wakes its readers
+        monkeypatch.setattr(background, "FOLLOW_S", NEVER_S)
+        monkeypatch.setattr(background, "FOLLOW_HERE_S", NEVER_S)
+    async with (
+        running(app_of(backend, folder)) as client,
+        client_of(app_of(FakeBackend(), folder)) as other,
+    ):
         told = await ask(client, background=True)
         await eventually(lambda: bool(backend.streams) and backend.streams[0].waits.is_set())
-        reading = asyncio.create_task(events_of(client, told["id"]))
+        reading = asyncio.create_task(events_of(other if is_elsewhere else client, told["id"]))
         held.set()
-        events = await reading
+        async with asyncio.timeout(DEADLINE_S):
+            events = await reading
         assert events == await events_of(client, told["id"])
         assert events[-1]["type"] == "response.completed"
+
+
+async def test_a_reader_of_a_response_that_is_cancelled_or_deleted_is_told_at_once(
+    backend: FakeBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.steps = [HELLO[0], asyncio.Event()]
+    for each in ("FOLLOW_S", "FOLLOW_HERE_S"):
+        monkeypatch.setattr(background, each, NEVER_S)
+    events, has_read = ResponseLog.events, asyncio.Event()
+
+    async def noted(log: ResponseLog, owner: str, id_: str, after: int) -> Any:
+        found = await events(log, owner, id_, after)
+        has_read.set()
+        return found
+
+    monkeypatch.setattr(ResponseLog, "events", noted)
+    async with running(app_of(backend, folder)) as client:
+        for number, (method, end) in enumerate((("POST", "/cancel"), ("DELETE", ""))):
+            told = await ask(client, background=True)
+            await eventually(lambda: len(backend.streams) > number)  # noqa: B023 - awaited here
+            await backend.streams[number].waits.wait()
+            has_read.clear()
+            reading = asyncio.create_task(events_of(client, told["id"]))
+            await has_read.wait()
+            await client.request(method, f"{RESPONSES}/{told['id']}{end}")
+            async with asyncio.timeout(DEADLINE_S):
+                await reading
+
+
+async def test_a_response_whose_run_has_failed_is_claimed_again_beside_one_that_runs(
+    backend: FakeBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, held = FakeClock(), asyncio.Event()
+    backend.scripts = [[HELLO[0], held, *HELLO[1:]]]
+    groups, failed = ResponseLog.groups, asyncio.Event()
+
+    async def fails_once(log: ResponseLog, response: int) -> list[Group]:
+        if not failed.is_set():
+            failed.set()
+            raise JobsUnavailableError("The disk has failed for a moment.")
+        return await groups(log, response)
+
+    async with running(app_of(backend, folder, clock)) as client:
+        first = await ask(client, background=True)
+        await eventually(lambda: bool(backend.streams) and backend.streams[0].waits.is_set())
+        monkeypatch.setattr(ResponseLog, "groups", fails_once)
+        second = await ask(client, background=True)
+        async with asyncio.timeout(DEADLINE_S):
+            await failed.wait()
+        clock.now_s += LEASE_S + 1
+        assert (await ended(client, second["id"]))["status"] == "completed"
+        held.set()
+        assert (await ended(client, first["id"]))["status"] == "completed"
+    assert len(backend.requests) == 2
 
 
 async def test_a_cancelled_response_leaves_its_replica(backend: FakeBackend, folder: Path) -> None:
