@@ -6,7 +6,6 @@ the span, the errors in the shape of the path. A response in the background is w
 place of a route's.
 """
 
-import asyncio
 import json
 import logging
 from dataclasses import dataclass
@@ -16,9 +15,10 @@ from fastapi import FastAPI
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.contract.telemetry.tracing import Tracer
+from serve_app.http.exchange import Exchange
 from serve_app.http.request_record import Meter, record_of
 from serve_app.jobs.calls import Call, CallAnswer
 from serve_app.jobs.response_runner import Work
@@ -66,14 +66,14 @@ class InProcessRoutes:
         return await self._answer(call, scope)
 
     async def _answer(self, call: Call, scope: Scope) -> CallAnswer:
-        exchange = _Exchange(call.body)
+        exchange = Exchange(call.body)
         try:
             await self._asgi(scope, exchange.receive, exchange.send)
         except Exception:
             if exchange.status is None:
                 raise
             logger.exception("the server has failed at %s", call.request_id)
-        return exchange.answer(lost_replicas=record_of(scope).num_deaths > 0)
+        return _call_answer(exchange, lost_replicas=record_of(scope).num_deaths > 0)
 
     def _scope(self, call: Call) -> dict[str, Any]:
         return {
@@ -128,35 +128,12 @@ class _Admitted:
         await self._app(scope, receive, send)
 
 
-class _Exchange:
-    """The messages of one call."""
-
-    def __init__(self, body: bytes) -> None:
-        self.status: int | None = None
-        self._body: bytes | None = body
-        self._headers: dict[bytes, bytes] = {}
-        self._pieces: list[bytes] = []
-
-    async def receive(self) -> Message:
-        if self._body is None:
-            await asyncio.Event().wait()  # a call has no client that could leave
-        body, self._body = self._body, None
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self._headers = dict(message["headers"])
-        else:
-            self._pieces.append(message.get("body", b""))
-
-    def answer(self, *, lost_replicas: bool) -> CallAnswer:
-        assert self.status is not None, "every route answers"
-        body = b"".join(self._pieces)
-        code = None
-        if self.status != 200:
-            error = json.loads(body).get("error")
-            code = error.get("code") if isinstance(error, dict) else None
-        wait = self._headers.get(b"retry-after")
-        retry_after_s = None if wait is None else float(wait)
-        return CallAnswer(self.status, body, code, retry_after_s, lost_replicas)
+def _call_answer(exchange: Exchange, *, lost_replicas: bool) -> CallAnswer:
+    assert exchange.status is not None, "every route answers"
+    body, code = exchange.body, None
+    if exchange.status != 200:
+        error = json.loads(body).get("error")
+        code = error.get("code") if isinstance(error, dict) else None
+    wait = exchange.headers.get("retry-after")
+    retry_after_s = None if wait is None else float(wait)
+    return CallAnswer(exchange.status, body, code, retry_after_s, lost_replicas)

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.contract.errors import UpgradeRequiredError
 from serve_app.api.responses.routes import WARMS_UP
@@ -19,6 +19,7 @@ from serve_app.api.responses.socket import ResponseSocket
 from serve_app.api.responses.sockets import HANDSHAKE, Sockets
 from serve_app.config import LimitsConfig
 from serve_app.http.errors import error_response
+from serve_app.http.exchange import Exchange
 from serve_app.http.request_id import REQUEST_ID_HEADER
 
 logger = logging.getLogger("ray.serve")
@@ -64,15 +65,18 @@ class SocketMiddleware:
 
     async def _ask(self, scope: Scope) -> Response:
         """Return the application's answer to a handshake."""
-        answer = _Whole()
+        exchange = Exchange()
         get = _request(scope, "GET", scope["headers"], {HANDSHAKE: self._sockets.require_room})
         try:
-            await scope["app"](get, answer.receive, answer.send)
+            await scope["app"](get, exchange.receive, exchange.send)
         except Exception:  # the application has answered with a 500
             logger.exception("the server has failed at a handshake")
-        if answer.status >= HTTPStatus.BAD_REQUEST or answer.status == 101:
-            return answer.response()
-        return error_response(UpgradeRequiredError(NOT_SPOKEN))
+        status = exchange.status or HTTPStatus.INTERNAL_SERVER_ERROR
+        if status < HTTPStatus.BAD_REQUEST and status != HTTPStatus.SWITCHING_PROTOCOLS:
+            return error_response(UpgradeRequiredError(NOT_SPOKEN))
+        answer = Response(exchange.body, status)
+        answer.raw_headers = exchange.headers.raw
+        return answer
 
 
 class _Client:
@@ -94,29 +98,6 @@ class _Client:
         state = {} if generates else {WARMS_UP: True}
         post = _request(self._scope, "POST", [*self._headers, *own], state)
         await self._app(post, receive, send)
-
-
-class _Whole:
-    """The answer to a request without a body."""
-
-    def __init__(self) -> None:
-        self.status = 500
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._pieces: list[bytes] = []
-
-    async def receive(self) -> Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status, self._headers = message["status"], list(message["headers"])
-        else:
-            self._pieces.append(message.get("body", b""))
-
-    def response(self) -> Response:
-        answer = Response(b"".join(self._pieces), self.status)
-        answer.raw_headers = self._headers
-        return answer
 
 
 async def _deny(answer: Response, scope: Scope, receive: Receive, send: Send) -> None:

@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from starlette.datastructures import Headers
 from starlette.status import (
     WS_1008_POLICY_VIOLATION,
     WS_1011_INTERNAL_ERROR,
@@ -38,6 +37,7 @@ from serve_app.api.responses.history import Items
 from serve_app.api.responses.sockets import Sockets
 from serve_app.config import LimitsConfig
 from serve_app.http.errors import error_response
+from serve_app.http.exchange import Exchange
 from serve_app.http.json_route import decode_json
 from serve_app.http.request_id import REQUEST_ID_HEADER
 
@@ -193,11 +193,11 @@ class ResponseSocket:
                 body,
                 request_id,
                 generates=turn.generates,
-                receive=answer.receive,
+                receive=answer.exchange.receive,
                 send=answer.send,
             )
         except Exception:  # the application has answered with a 500
-            if answer.status is None:
+            if answer.exchange.status is None:
                 raise
             logger.exception("the server has failed at %s", request_id)
         if not self.left.is_set():
@@ -294,35 +294,22 @@ class ResponseSocket:
 
 
 class _Answer:
-    """The application's answer to one turn, in ASGI's messages."""
+    """The application's answer to one turn: events are sent on as they come."""
 
     def __init__(self, socket: ResponseSocket, turn: Turn, request_id: str, body: bytes) -> None:
-        self.status: int | None = None
         self._socket = socket
         self._turn = turn
         self._request_id = request_id
-        self._body: bytes | None = body
-        self._headers = Headers()
-        self._pieces: list[bytes] = []
+        self.exchange = Exchange(body, socket.left)
         self._events = _Events()
         self._has_ended = False
 
-    async def receive(self) -> Message:
-        if self._body is None:
-            await self._socket.left.wait()
-            return {"type": "http.disconnect"}
-        body, self._body = self._body, None
-        return {"type": "http.request", "body": body, "more_body": False}
-
     async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self._headers = Headers(raw=message["headers"])
-        elif self.status == OK and self._turn.generates:
+        if self.exchange.status == OK and self._turn.generates:
             for kind, event in self._events.feed(message.get("body", b"")):
                 await self._send_event(kind, event)
         else:
-            self._pieces.append(message.get("body", b""))
+            await self.exchange.send(message)
 
     async def _send_event(self, kind: str, event: str) -> None:
         self._has_ended |= kind in ENDED or kind in FAILED
@@ -339,11 +326,11 @@ class _Answer:
 
     async def finish(self) -> None:
         """Send what is not sent yet; the answer has ended."""
-        body = b"".join(self._pieces)
-        if self.status != OK:
+        status, body = self.exchange.status, self.exchange.body
+        if status != OK:
             # Serve puts the id onto answers of HTTP only.
-            headers = {**self._headers, REQUEST_ID_HEADER.lower(): self._request_id}
-            await self._socket.send(_error_event(self.status or 500, headers, body))
+            headers = {**self.exchange.headers, REQUEST_ID_HEADER.lower(): self._request_id}
+            await self._socket.send(_error_event(status or 500, headers, body))
         elif not self._turn.generates:
             await self._finish_warm_up(json.loads(body))
         elif not self._has_ended:
