@@ -23,7 +23,7 @@ from serve_app.api.embeddings.schema import EmbeddingsBody
 from serve_app.api.examples import EXAMPLES
 from serve_app.api.messages.schema import MessagesEvent
 from serve_app.api.rerank.schema import RerankBody
-from serve_app.api.responses.schema import ResponsesEvent
+from serve_app.api.responses.answer_schema import ResponsesEvent
 from serve_app.api.score.schema import ScoreBody
 from serve_app.api.text_generation.schema import TextGenerationEvent
 from serve_app.http.error_shapes import (

@@ -21,14 +21,8 @@ from deployments.contract.errors import (
     JobsUnavailableError,
 )
 from serve_app.config import JobsConfig
-from serve_app.jobs.store import (
-    ERASED_AT_ONCE,
-    ORPHAN_AGE_S,
-    Page,
-    Store,
-    open_private,
-    page_of,
-)
+from serve_app.jobs.database import open_private
+from serve_app.jobs.store import ERASED_AT_ONCE, ORPHAN_AGE_S, Page, Store, page_of
 
 if TYPE_CHECKING:
     from io import BufferedWriter

@@ -18,7 +18,6 @@ import os
 import secrets
 import sqlite3
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,113 +28,9 @@ from platform import node as host_name
 from typing import Final, TypeVar
 
 from deployments.contract.errors import JobsUnavailableError
+from serve_app.jobs.database import opened
 
 T = TypeVar("T")
-
-APPLICATION_ID: Final = 0x52617953
-"""Marks the database as ours, in SQLite's header."""
-
-VERSION: Final = 3
-"""The version of `SCHEMA`, kept in SQLite's `user_version`. Version 2 had no responses."""
-
-RESPONSES: Final = """
-CREATE TABLE responses (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    owner TEXT NOT NULL,
-    tenant TEXT NOT NULL,
-    previous INTEGER,
-    status TEXT NOT NULL,
-    items TEXT NOT NULL,
-    body TEXT NOT NULL,
-    num_bytes INTEGER NOT NULL,
-    request TEXT,
-    seed INTEGER NOT NULL DEFAULT 0,
-    created_s REAL NOT NULL,
-    expires_s REAL NOT NULL,
-    lease_owner TEXT,
-    lease_until_s REAL NOT NULL DEFAULT 0
-) STRICT;
-CREATE INDEX responses_by_size ON responses (owner, num_bytes);
-CREATE INDEX responses_by_expiry ON responses (expires_s);
-CREATE INDEX responses_under_way ON responses (number) WHERE status IN ('queued', 'in_progress');
-
-CREATE TABLE response_events (
-    response INTEGER NOT NULL,
-    number INTEGER NOT NULL,
-    num_events INTEGER NOT NULL,
-    events TEXT NOT NULL,
-    replay TEXT NOT NULL,
-    PRIMARY KEY (response, number)
-) STRICT;
-"""
-"""What version 3 has added."""
-
-SCHEMA: Final = f"""
-CREATE TABLE files (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    owner TEXT NOT NULL,
-    filename TEXT NOT NULL,
-    purpose TEXT NOT NULL,
-    num_bytes INTEGER NOT NULL,
-    created_s REAL NOT NULL,
-    expires_s REAL NOT NULL
-) STRICT;
-CREATE INDEX files_of_owner ON files (owner, number);
-CREATE INDEX files_by_size ON files (owner, num_bytes);
-CREATE INDEX files_by_expiry ON files (expires_s);
-
-CREATE TABLE batches (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    owner TEXT NOT NULL,
-    tenant TEXT NOT NULL,
-    endpoint TEXT NOT NULL,
-    input_file_id TEXT NOT NULL,
-    completion_window TEXT NOT NULL,
-    metadata TEXT,
-    status TEXT NOT NULL,
-    moments TEXT NOT NULL,
-    created_s REAL NOT NULL,
-    due_s REAL NOT NULL,
-    expires_s REAL,
-    num_lines INTEGER NOT NULL DEFAULT 0,
-    num_completed INTEGER NOT NULL DEFAULT 0,
-    num_failed INTEGER NOT NULL DEFAULT 0,
-    num_result_bytes INTEGER NOT NULL DEFAULT 0,
-    fault TEXT,
-    output_file_id TEXT,
-    error_file_id TEXT,
-    lease_owner TEXT,
-    lease_until_s REAL NOT NULL DEFAULT 0
-) STRICT;
-CREATE INDEX batches_of_owner ON batches (owner, number);
-CREATE INDEX batches_under_way ON batches (number) WHERE expires_s IS NULL;
-CREATE INDEX batches_by_result_bytes ON batches (owner, num_result_bytes)
-    WHERE expires_s IS NULL;
-CREATE INDEX batches_by_input ON batches (input_file_id) WHERE expires_s IS NULL;
-CREATE INDEX batches_by_expiry ON batches (expires_s);
-
-CREATE TABLE results (
-    batch INTEGER NOT NULL,
-    line INTEGER NOT NULL,
-    is_error INTEGER NOT NULL,
-    text TEXT NOT NULL,
-    PRIMARY KEY (batch, line)
-) STRICT;
-
-CREATE TABLE losses (
-    batch INTEGER NOT NULL,
-    line INTEGER NOT NULL,
-    number INTEGER NOT NULL,
-    PRIMARY KEY (batch, line)
-) STRICT;
-{RESPONSES}
-"""
-
-BUSY_S: Final = 5.0
-"""How long a call waits for another process's transaction; each takes milliseconds."""
 
 NODE_LEASE_S: Final = 30.0
 """How long after its last sign a node keeps the folder from others."""
@@ -147,10 +42,6 @@ ORPHAN_AGE_S: Final = 3600.0
 
 ERASED_AT_ONCE: Final = 256
 """Rows that are erased in one transaction: leases are renewed between two."""
-
-OPENING: Final = threading.Lock()
-"""Held while a database is made and opened: a process that closes any descriptor of a file drops
-the locks that its other connections have on it."""
 
 BUSY_CODES: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -269,27 +160,14 @@ class Store:
         """Return a new connection, after the folder and the database are made and checked.
 
         Raises:
-            JobsUnavailableError: They can't be, or are not ours.
-            OSError, sqlite3.Error: See `guarding`.
+            JobsUnavailableError: Another node has the folder.
+            OSError, sqlite3.Error: They can't be, or are not ours; see `guarding`.
         """
         self.folder.mkdir(mode=0o700, exist_ok=True)
         _make_private(self.folder)
         self.keep_node()
         self.contents.mkdir(mode=0o700, exist_ok=True)
-        path = self.folder / "jobs.sqlite"
-        with OPENING:
-            # SQLite's own files beside it get its rights.
-            with suppress(FileExistsError), open(path, "xb", opener=open_private):
-                pass
-            connection = sqlite3.connect(
-                path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
-            )
-        try:
-            self._prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        return opened(self.folder / "jobs.sqlite")
 
     def keep_node(self) -> None:
         """Keep other nodes out of the folder for a while; harmless to repeat.
@@ -314,55 +192,6 @@ class Store:
         new = self.folder / f"node.{secrets.token_hex(4)}"
         new.write_text(json.dumps({"node": self._node, "until_s": self._node_until_s}))
         new.replace(sign)
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        connection.row_factory = sqlite3.Row
-        application, version = _marks(connection)
-        if (application, version) == (0, 0):
-            self._create(connection)
-            application, version = _marks(connection)
-        if (application, version) == (APPLICATION_ID, 2):
-            self._build(connection, RESPONSES, lambda: _marks(connection)[1] == 2)
-            application, version = _marks(connection)
-        if application != APPLICATION_ID:
-            raise self._unavailable("jobs.sqlite in its folder is another program's database")
-        if version != VERSION:
-            raise self._unavailable(
-                f"its database has version {version}, and this server reads version {VERSION}. "
-                "Serve with the raystream that wrote it, or name an empty folder"
-            )
-        connection.execute("PRAGMA journal_mode = WAL")
-        # A job that was acknowledged outlives a loss of power, too.
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA secure_delete = ON")
-
-    def _create(self, connection: sqlite3.Connection) -> None:
-        with _rolled_back(connection):
-            is_theirs = _marks(connection) == (0, 0) and _has_tables(connection)
-        if is_theirs:
-            raise self._unavailable("jobs.sqlite in its folder is another program's database")
-        connection.execute("PRAGMA journal_mode = WAL")  # writes the header
-        self._build(
-            connection,
-            SCHEMA,
-            lambda: _marks(connection) == (0, 0) and not _has_tables(connection),
-        )
-
-    def _build(
-        self, connection: sqlite3.Connection, schema: str, is_needed: Callable[[], bool]
-    ) -> None:
-        """Make the tables of a schema, unless another ingress has made them meanwhile."""
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            if is_needed():
-                for statement in filter(str.strip, schema.split(";")):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {VERSION}")
-        except BaseException:
-            connection.rollback()
-            raise
-        connection.commit()
 
     def _unavailable(self, reason: str) -> JobsUnavailableError:
         if reason != self._reason:
@@ -438,31 +267,6 @@ def page_of(
         (*values, page.limit + 1),
     ).fetchall()
     return rows[: page.limit], len(rows) > page.limit
-
-
-def _marks(connection: sqlite3.Connection) -> tuple[int, int]:
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    return application, version
-
-
-def _has_tables(connection: sqlite3.Connection) -> bool:
-    return connection.execute("SELECT 1 FROM sqlite_schema").fetchone() is not None
-
-
-@contextmanager
-def _rolled_back(connection: sqlite3.Connection) -> Iterator[None]:
-    """Let all reads of a block see the same state."""
-    connection.execute("BEGIN")
-    try:
-        yield
-    finally:
-        connection.rollback()
-
-
-def open_private(path: str, flags: int) -> int:
-    """Open a file for `open`; a new one only its user may read, also where it is copied."""
-    return os.open(path, flags, 0o600)
 
 
 def _make_private(folder: Path) -> None:

@@ -18,7 +18,7 @@ from serve_app.api.answers.reader import Finished
 from serve_app.api.openai.usage import Usage, UsageTally
 from serve_app.api.reasoning.parser import Reasoning
 from serve_app.api.requests.open_answer import OpenAnswer
-from serve_app.api.responses.schema import (
+from serve_app.api.responses.answer_schema import (
     IncompleteDetails,
     InputTokensDetails,
     OutputCall,

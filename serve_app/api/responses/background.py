@@ -19,7 +19,8 @@ from serve_app.api.requests.context import ApiContext
 from serve_app.api.requests.open_answer import open_answer
 from serve_app.api.requests.stream_opener import Continuation
 from serve_app.api.responses.answer import ResponseWriter, queued_events
-from serve_app.api.responses.schema import ResponseBody, ResponseFailure, ResponsesRequest
+from serve_app.api.responses.answer_schema import ResponseBody, ResponseFailure
+from serve_app.api.responses.schema import ResponsesRequest
 from serve_app.api.responses.storing import Plan, following
 from serve_app.http.request_record import claim_of_request
 from serve_app.jobs.jobs import Jobs

@@ -17,8 +17,9 @@ from serve_app.api.requests.context import ApiContext
 from serve_app.api.requests.job_lists import After, Order, jobs_of, owner_of
 from serve_app.api.requests.open_answer import open_answer
 from serve_app.api.responses.answer import ResponseWriter, empty_response, whole_response
+from serve_app.api.responses.answer_schema import ResponseBody, ResponsesEvent
 from serve_app.api.responses.background import BackgroundResponses, NoStream, followed
-from serve_app.api.responses.schema import ResponseBody, ResponsesEvent, ResponsesRequest
+from serve_app.api.responses.schema import ResponsesRequest
 from serve_app.api.responses.sockets import HANDSHAKE, RequireRoom
 from serve_app.api.responses.stored_schema import InputItemList, ResponseDeleted
 from serve_app.api.responses.storing import Plan, ResponseStoring

@@ -19,8 +19,9 @@ from deployments.contract.errors import (
 from serve_app.api.requests.context import ApiContext
 from serve_app.api.requests.job_lists import owner_of
 from serve_app.api.responses.answer import ResponseWriter
+from serve_app.api.responses.answer_schema import ResponseBody
 from serve_app.api.responses.input_schema import Input, InputItem
-from serve_app.api.responses.schema import ResponseBody, ResponsesRequest
+from serve_app.api.responses.schema import ResponsesRequest
 from serve_app.http.request_id import request_id_of
 from serve_app.http.request_record import note_warnings, record_of
 from serve_app.jobs.jobs import Jobs

@@ -12,7 +12,7 @@ from deployments.contract.errors import GenerationFailedError, InvalidRequestErr
 from deployments.contract.messages import ChatMessage, ImagePart, TextPart
 from deployments.contract.output import FinishReason
 from deployments.contract.sampling_params import GRAMMAR_PARAM
-from serve_app.api.responses.schema import ResponsesEvent
+from serve_app.api.responses.answer_schema import ResponsesEvent
 from serve_app.http.warning_header import WARNING_HEADER
 from tests.images import data_uri
 from tests.offenders import for_each
