@@ -4,9 +4,10 @@ A new file gets the tables, one of an older version what it lacks. Another progr
 one of a newer version, are left as they are.
 """
 
+import fcntl
 import os
 import sqlite3
-import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -117,11 +118,9 @@ CREATE TABLE losses (
 BUSY_S: Final = 5.0
 """How long a call waits for another process's transaction; each takes milliseconds."""
 
-FOREIGN: Final = "jobs.sqlite in its folder is another program's database"
+RETRY_S: Final = 0.01
 
-OPENING: Final = threading.Lock()
-"""Held while a database is made and opened: a process that closes any descriptor of a file drops
-the locks that its other connections have on it."""
+FOREIGN: Final = "jobs.sqlite in its folder is another program's database"
 
 
 class UnusableDatabaseError(sqlite3.DatabaseError):
@@ -135,19 +134,43 @@ def opened(path: Path) -> sqlite3.Connection:
         UnusableDatabaseError: It is another program's, or of a version that is not read here.
         OSError, sqlite3.Error: It can't be made or read.
     """
-    with OPENING:
+    with _alone(path.with_suffix(".lock")):
         # SQLite's own files beside it get its rights.
         with suppress(FileExistsError), open(path, "xb", opener=open_private):
             pass
         connection = sqlite3.connect(
             path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )
-    try:
-        _prepare(connection)
-    except BaseException:
-        connection.close()
-        raise
+        try:
+            _prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
     return connection
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Let no other thread or process of this machine open the database during the block.
+
+    Two that open a new database at once may find tables without the mark that they are ours. The
+    lock is a file of its own: a process that closes the database's file drops SQLite's locks.
+
+    Raises:
+        OSError: The lock can't be written.
+        sqlite3.OperationalError: Another one has been opening it for `BUSY_S`.
+    """
+    until_s = time.monotonic() + BUSY_S
+    with open(lock, "ab", opener=open_private) as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until_s:
+                    raise sqlite3.OperationalError("another process is opening it") from None
+                time.sleep(RETRY_S)
+        yield
 
 
 def open_private(path: str, flags: int) -> int:

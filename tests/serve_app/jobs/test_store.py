@@ -1,9 +1,11 @@
 """The store's folder and database: what can be wrong with them, and that they are used again."""
 
 import asyncio
+import fcntl
 import os
 import resource
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from deployments.contract.errors import JobsUnavailableError
 from serve_app.config import JobsConfig
+from serve_app.jobs import database
 from serve_app.jobs.files import Files, StoredFile
 from serve_app.jobs.store import NODE_LEASE_S, Store
 
@@ -256,6 +259,44 @@ async def test_ingresses_of_a_node_share_the_store(store: Store, folder: Path) -
     await asyncio.gather(*(add(each) for _ in range(20) for each in (store, beside)))
     assert await store.read(count) == await beside.read(count) == 40
     await beside.close()
+
+
+async def test_a_new_folder_that_several_open_at_once_gets_its_tables_once(tmp_path: Path) -> None:
+    for number in range(20):
+        stores = [Store(tmp_path / str(number), Time(), "this node") for _ in range(3)]
+        await asyncio.gather(*(add(store) for store in stores), *(s.read(count) for s in stores))
+        assert await stores[0].read(count) == 3
+        for store in stores:
+            await store.close()
+
+
+async def test_a_database_that_another_process_opens_is_waited_for_but_not_for_ever(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.folder.mkdir()
+    waits = threading.Event()
+    monkeypatch.setattr("serve_app.jobs.database.time.sleep", lambda _: waits.set())
+    with opened_elsewhere(store.folder):
+        reading = asyncio.create_task(store.read(count))
+        await asyncio.to_thread(waits.wait)
+        assert not (store.folder / "jobs.sqlite").exists()
+    assert await reading == 0
+    monkeypatch.setattr(database, "BUSY_S", 0.0)
+    beside = Store(store.folder, Time(), "this node")
+    with (
+        opened_elsewhere(store.folder),
+        pytest.raises(JobsUnavailableError, match="another process is opening it"),
+    ):
+        await beside.read(count)
+    await beside.close()
+
+
+@contextmanager
+def opened_elsewhere(folder: Path) -> Iterator[None]:
+    """Hold the lock of those who open the database."""
+    with open(folder / "jobs.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 async def test_another_node_is_kept_out_until_the_first_has_been_silent(folder: Path) -> None:
