@@ -6,7 +6,11 @@ and compile each kernel; "replica" starts are those of an actor: the collector r
 and the kernels are on disk. Both kinds alternate, and medians of CPU time are compared: user and
 system time of the process, which other programs disturb less than a clock.
 
-Run: python -m benchmarks.starts [--rounds 7]
+`--sleep` compares a start with a wake from light sleep instead: by the clock, from the process's
+beginning and from the wake's to the first token of a short prompt. It also shows the memory that no
+file backs, awake and asleep.
+
+Run: python -m benchmarks.starts [--rounds 7] [--sleep [--source FOLDER]]
 """
 
 import argparse
@@ -16,27 +20,36 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from unittest.mock import patch
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.pairs import compared
 
+if TYPE_CHECKING:
+    from deployments.engine.engine import Engine
+    from deployments.generator.placed_engine import PlacedEngine
+
 MODEL: Final = Path(__file__).parents[1] / "models" / "pydoc-chat"
 PHASES: Final = ("imports", "weights", "warm-up")
 KINDS: Final = ("plain", "replica")
+WAKES: Final = 3
+"""Wakes of a process, whose median counts."""
 
 Phases = dict[str, float]
 """CPU seconds by phase."""
 
 
-def start(*, as_actor: bool) -> Phases:
+def start(source: Path, *, as_actor: bool) -> tuple["PlacedEngine", Phases]:
     """Start in this process as a replica does, and return what each phase took.
 
     Args:
+        source: The model's folder.
         as_actor: Whether to import as an actor of Ray does.
     """
     from deployments.replica import own_actor
@@ -56,22 +69,56 @@ def start(*, as_actor: bool) -> Phases:
     from deployments.generator.placed_engine import place_engine
     from deployments.replica.assigned_device import open_assigned_device
 
-    entry = ModelConfig(id=MODEL.name, source=str(MODEL), device="cpu")
+    entry = ModelConfig(id=source.name, source=str(source), device="cpu", light_sleep_after_s=3600)
     spec = ModelSpec(entry, entry.source, 0)
-    place_engine(spec, open_assigned_device(spec), end_phase)
-    return seconds
+    return place_engine(spec, open_assigned_device(spec), end_phase), seconds
 
 
-def measure(kind: str, folder: Path) -> Phases:
-    """Return what each phase of a start in a new process took.
+def sleep_and_wake(source: Path) -> Phases:
+    """Start in this process, sleep and wake; return seconds by the clock, and MiB by state."""
+    placed, _ = start(source, as_actor=True)
+    engine, process = placed.engine, psutil.Process()
+    _run_to_first_token(engine)
+    found = {"start": time.time() - process.create_time(), "awake": _own_mib(process)}
+    waking = []
+    for _ in range(WAKES):
+        engine.sleep()
+        found["asleep"] = _own_mib(process)
+        began_s = time.monotonic()
+        engine.wake(placed.load_again)
+        _run_to_first_token(engine)
+        waking.append(time.monotonic() - began_s)
+    return found | {"wake": median(waking)}
+
+
+def _run_to_first_token(engine: "Engine") -> None:
+    from deployments.contract.sampling_params import SamplingParams
+    from deployments.engine.scheduling.sequence import SequenceRequest
+
+    engine.add(SequenceRequest("r", tuple(range(2, 34)), SamplingParams(max_tokens=1)))
+    while engine.has_work:
+        engine.step()
+
+
+def _own_mib(process: psutil.Process) -> float:
+    memory = process.memory_info()
+    return (memory.rss - memory.shared) / 2**20
+
+
+def measure(kind: str, folder: Path, source: Path = MODEL) -> Phases:
+    """Return what a start in a new process found; see `start` and `sleep_and_wake`.
 
     Args:
-        kind: One of `KINDS`.
+        kind: One of `KINDS`, or "sleep".
         folder: Where compiled kernels lie; a plain start has an empty one.
+        source: The model's folder.
     """
     with TemporaryDirectory() as empty:
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.starts", "--start", kind],
+            [
+                *(sys.executable, "-m", "benchmarks.starts"),
+                *("--start", kind, "--source", str(source)),
+            ],
             env={**os.environ, "XDG_CACHE_HOME": empty if kind == "plain" else str(folder)},
             capture_output=True,
             text=True,
@@ -98,20 +145,43 @@ def _of(phases: Phases, phase: str) -> float:
     return sum(phases.values()) if phase == "all" else phases[phase]
 
 
+def sleep_table_of(rounds: list[Phases]) -> Table:
+    """Return the medians of starts and wakes, and of the memory in both states."""
+    table = Table(title=f"A start and a wake from light sleep, medians of {len(rounds)} processes")
+    for column in ("", "from the start", "from light sleep", "ratio"):
+        table.add_column(column, justify="right")
+    times = compared([(each["start"], each["wake"]) for each in rounds])
+    table.add_row("seconds to the first token", *(f"{figure:.2f}" for figure in times))
+    memory = compared([(each["awake"], each["asleep"]) for each in rounds])
+    table.add_row("MiB, awake and asleep", *(f"{figure:.2f}" for figure in memory))
+    return table
+
+
 def main() -> None:
     """Alternate, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="pairs of starts")
-    parser.add_argument("--start", choices=KINDS, help=argparse.SUPPRESS)
+    parser.add_argument("--sleep", action="store_true", help="compare starts with wakes")
+    parser.add_argument("--source", type=Path, default=MODEL, help="the model's folder")
+    parser.add_argument("--start", choices=(*KINDS, "sleep"), help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.start == "sleep":
+        print(json.dumps(sleep_and_wake(given.source)))  # noqa: T201 - for the parent
+        return
     if given.start:
-        print(json.dumps(start(as_actor=given.start == "replica")))  # noqa: T201 - for the parent
+        _, phases = start(given.source, as_actor=given.start == "replica")
+        print(json.dumps(phases))  # noqa: T201 - for the parent
         return
     with TemporaryDirectory() as name:
-        folder = Path(name)
-        measure("replica", folder)  # compiles the kernels
+        folder, source = Path(name), given.source.resolve()
+        measure("sleep" if given.sleep else "replica", folder, source)  # compiles the kernels
+        if given.sleep:
+            slept = [measure("sleep", folder, source) for _ in range(given.rounds)]
+            Console().print(sleep_table_of(slept))
+            return
         rounds = [
-            (measure("plain", folder), measure("replica", folder)) for _ in range(given.rounds)
+            (measure("plain", folder, source), measure("replica", folder, source))
+            for _ in range(given.rounds)
         ]
     Console().print(table_of(rounds))
 

@@ -40,6 +40,7 @@ from deployments.contract.generation import (
     Started,
     TokenizedPrompt,
     TokenizeRequest,
+    Waking,
 )
 from deployments.contract.messages import ChatMessage, TextPart
 from deployments.contract.output import EngineStats, TextDelta
@@ -55,9 +56,10 @@ from deployments.generator.context_length import fit_length, prompt_field
 from deployments.generator.description import describe_model
 from deployments.generator.fingerprint import content_digest, model_folder, system_fingerprint
 from deployments.generator.image_prompts import ImagePrompts, has_images
+from deployments.generator.light_sleep import LightSleeper
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from deployments.generator.text_engine import EngineFacts, TextEngine
-from deployments.plan.replica_report import MAX_REPORTED_TENANTS, Waits, WorkCounts
+from deployments.plan.replica_report import MAX_REPORTED_TENANTS, LightSleep, Waits, WorkCounts
 from deployments.replica.metrics import GeneratorMetrics, StreamClock
 from deployments.replica.model_replica import ModelReplica
 from deployments.replica.probation import Probation
@@ -117,6 +119,13 @@ class GeneratorReplica(ModelReplica):
         # A separate thread: a large grammar would otherwise delay every prompt.
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._metrics = GeneratorMetrics(self._store, self._spec.id)
+        read_memory = self._read_memory()
+        self._sleeper = LightSleeper(
+            self._engine,
+            self._spec.entry.light_sleep_after_s,
+            lambda: read_memory().process_bytes,
+            self._metrics.observe_sleep,
+        )
         described = describe_model(
             self._spec,
             facts.tokenizer,
@@ -210,7 +219,13 @@ class GeneratorReplica(ModelReplica):
     def _queue_limits(self, given: Mapping[str, float]) -> tuple[int, int | None]:
         return queue_limits(given, self._spec.entry, self._facts.limits.max_model_len)
 
+    @property
+    def _light_sleep(self) -> LightSleep | None:
+        may_sleep = self._spec.entry.light_sleep_after_s is not None
+        return self._sleeper.report if may_sleep else None
+
     async def _check_health(self) -> None:
+        self._sleeper.watch()  # nobody may have used the model since its start
         await self._engine.check_health()
 
     @property
@@ -228,8 +243,9 @@ class GeneratorReplica(ModelReplica):
     async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
         """Yield `Accepted` in a list of its own, and end when the sequence has ended.
 
-        Its deltas go to `request.stream`. A suspect waits for its turn, and gets `Started`, also in
-        a list of its own; it ends with that if its ingress gives no go-ahead. A replica that does
+        Before it, `Waking` comes from time to time while the model wakes from a light sleep. Deltas
+        go to `request.stream`. A suspect waits for its turn, and gets `Started`, also in a list of
+        its own; it ends with that if its ingress gives no go-ahead. A replica that does
         not run the request yields `Refused` in place of `Accepted`. Closing the iterator aborts the
         sequence.
 
@@ -245,6 +261,9 @@ class GeneratorReplica(ModelReplica):
                 return
             try:
                 with self._admission.permit(request) as permit, ExitStack() as held:
+                    held.enter_context(self._sleeper.in_use())
+                    async for waited_s in self._sleeper.waking():
+                        yield [Waking(self._spec.id, waited_s)]
                     if request.num_deaths:
                         # Otherwise it could be blamed for a death while it waits.
                         await permit.wait_for_turn()
@@ -393,6 +412,8 @@ class GeneratorReplica(ModelReplica):
         return await loop.run_in_executor(self._compiling, self._engine.compile_grammar, sequence)
 
     def _stop(self) -> None:
+        if hasattr(self, "_sleeper"):
+            self._sleeper.close()
         if hasattr(self, "_engine"):
             self._engine.stop()
         if hasattr(self, "_images"):

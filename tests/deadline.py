@@ -22,3 +22,9 @@ def in_time(test: Callable[P, Awaitable[None]]) -> Callable[P, Coroutine[Any, An
             await test(*args, **kwargs)
 
     return limited
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until a condition is true that nothing tells of."""
+    while not condition():  # noqa: ASYNC110 - see above
+        await asyncio.sleep(0.001)

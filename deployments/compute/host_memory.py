@@ -97,6 +97,11 @@ class ReservedMemory:
             with suppress(OSError):
                 self._map.madvise(GIVE_BACK, start, length)
 
+    def give_back_all(self) -> None:
+        """Give all pages back; see `give_back`."""
+        with suppress(OSError):
+            self._map.madvise(GIVE_BACK)
+
 
 def keep_freed_memory() -> bool:
     """Make glibc keep freed memory, for the whole process; return whether it accepted all settings.
@@ -110,6 +115,30 @@ def keep_freed_memory() -> bool:
     mallopt = ctypes.CDLL(None).mallopt
     settings = ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, KEPT_BYTES), (M_TRIM_THRESHOLD, KEPT_BYTES))
     return all(mallopt(parameter, value) == 1 for parameter, value in settings)
+
+
+def give_back_pages(address: int, num_bytes: int) -> None:
+    """Give the pages that lie completely in this memory back to the system.
+
+    Addresses stay valid: what was there reads as zeros, and the next write adds a page again.
+    Nothing happens if the system refuses, as for a process that has locked its memory.
+
+    Args:
+        address: Address of the first byte; of memory that is no mapped file.
+        num_bytes: Length of the memory.
+    """
+    madvise = _find_madvise()
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+    if madvise is not None and length > 0:
+        madvise(start, length, GIVE_BACK)
+
+
+def trim_freed_memory() -> None:
+    """Give what was freed, and glibc has kept (`keep_freed_memory`), back to the system."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def use_huge_pages(address: int, num_bytes: int) -> bool:

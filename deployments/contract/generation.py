@@ -163,8 +163,21 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Waking:
+    """An event before all others, from time to time: the replica sleeps lightly, and wakes.
+
+    Attributes:
+        model_id: The model.
+        waited_s: How long the request has waited for that.
+    """
+
+    model_id: str
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Accepted:
-    """The first event of a call, but for `Started`: the request is tokenized, fits and is queued.
+    """The request is tokenized, fits and is queued; only `Waking` and `Started` come before.
 
     Attributes:
         num_prompt_tokens: Tokens of the prompt.
@@ -243,7 +256,7 @@ class Refused:
     is_full: bool = False
 
 
-GenerationEvent = Started | Accepted | Refused
+GenerationEvent = Waking | Started | Accepted | Refused
 """What the call of a request yields; its deltas take the channel."""
 
 

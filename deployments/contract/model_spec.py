@@ -50,6 +50,7 @@ GENERATION_KEYS = (
     "kv_cache_memory_bytes",
     "prefix_caching",
     "cuda_graphs",
+    "light_sleep_after_s",
     "tool_call_parser",
     "reasoning_parser",
 )
@@ -82,6 +83,7 @@ NOT_OF_VLLM: Final[Mapping[str, str]] = {
     "{quantization: fp8}` quantizes others",
     "max_stall_ms": "write a smaller `max_batched_tokens`",
     "cuda_graphs": "write `engine_args: {enforce_eager: true}`",
+    "light_sleep_after_s": "vLLM's models only end (`min_replicas: 0`)",
 }
 """Keys of a model's entry that only raystream's own engine has, and what to write for vLLM."""
 
@@ -119,7 +121,8 @@ class ModelConfig(StrictModel):
     """Whether the model generates text, classifies texts or embeds them: turns them into vectors.
     A cross-encoder, which says how well two texts fit, classifies with one label. Unless the model
     generates, its limits on tokens count those of the texts, and `quantization`, `max_num_seqs`,
-    `kv_cache_memory_bytes`, `prefix_caching`, `cuda_graphs` and the parsers are refused.
+    `kv_cache_memory_bytes`, `prefix_caching`, `cuda_graphs`, `light_sleep_after_s` and the parsers
+    are refused.
     """
     engine: Engine = "raystream"
     """What runs the model: raystream's own engine, or vLLM, in an environment of its own that
@@ -225,6 +228,12 @@ class ModelConfig(StrictModel):
     """Whether decode steps on a GPU are captured and launched as a whole, which takes some memory;
     false launches them kernel by kernel. Has no effect on a CPU.
     """
+    light_sleep_after_s: float | None = Field(default=None, gt=0)
+    """Seconds without a request after which a replica gives the memory of its weights, and of keys
+    and values, back and keeps its process; the next request loads the weights again, which takes a
+    part of a start. null never does. Only on a CPU, and with raystream's own engine. Serve ends the
+    process later if `min_replicas` is 0 (`downscale_to_zero_delay_s`).
+    """
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "openai", "none"] = "auto"
     """How the model writes tool calls. auto asks its chat template, none refuses tools; the names
     are vLLM's.
@@ -264,6 +273,11 @@ class ModelConfig(StrictModel):
             raise ValueError(
                 f"quantization {self.quantization!r} runs only on a CPU; write `device: cpu` "
                 "and `num_gpus: 0`, or `quantization: null`"
+            )
+        if self.light_sleep_after_s is not None and self._runs_on_gpu:
+            raise ValueError(
+                "light_sleep_after_s: only a model on a CPU sleeps lightly; write `device: cpu` "
+                "and `num_gpus: 0`, or leave it out"
             )
         num_seqs, step_tokens = number(self.max_num_seqs), number(self.max_batched_tokens)
         if self.task == "generate" and num_seqs and step_tokens and step_tokens < num_seqs:

@@ -14,9 +14,19 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import torch
+
 from deployments.compute.device_errors import is_out_of_memory
+from deployments.compute.host_memory import trim_freed_memory
 from deployments.compute.sdpa import disable_cudnn_attention
-from deployments.compute.speedups import can_attend_rows, find_store, has_kernels
+from deployments.compute.speedups import (
+    WeightMemory,
+    can_attend_rows,
+    fill_weights,
+    find_store,
+    has_kernels,
+    weight_memory,
+)
 from deployments.compute.token_budget import TokenBudget
 from deployments.compute.work_watch import max_work_s
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
@@ -86,7 +96,7 @@ class Engine:
         # Some configurations name ids beyond the vocabulary; the sampler could not bar those.
         self._eos_token_ids = frozenset(i for i in loaded.eos_token_ids if i < self._vocab_size)
         self._grammars = GrammarCompiler(loaded.tokenizer, self._vocab_size, self._eos_token_ids)
-        model = loaded.model
+        model = self._model = loaded.model
         shape = KVShape.of(loaded.text_config, model.dtype)
         self.layout = limits.layout(shape.group_capacities(limits.max_model_len))
         on_kernels = has_kernels(model.device)
@@ -140,6 +150,7 @@ class Engine:
         self._num_cached_tokens = 0
         self._num_preempted = 0
         self._num_resumed = 0
+        self._given_back: tuple[WeightMemory, ...] | None = None
 
     @property
     def kv_bytes(self) -> int:
@@ -245,6 +256,7 @@ class Engine:
             The deltas that `deliver` did not take. A delta with a finish reason is its sequence's
             last: the engine has dropped the sequence.
         """
+        assert not self.is_asleep, "its weights are not there"
         started_s = time.perf_counter()
         plan = self._schedule()
         for sequence in plan.admitted:
@@ -273,6 +285,44 @@ class Engine:
             Seconds after which to call it again even if no step has run; None for never.
         """
         return self._idle_memory.give_back()
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the weights' memory is given back; then no step can run."""
+        return self._given_back is not None
+
+    def sleep(self) -> bool:
+        """Give back the memory of weights, keys and values, on a CPU; all else stays as it is.
+
+        Retained prefixes are dropped. Tensors keep their addresses, so the traced pass and the
+        captured steps stay, too.
+
+        Returns:
+            Whether it sleeps now: not while there is work.
+        """
+        if self.has_work:
+            return False
+        if self._given_back is None:
+            self._scheduler.table.drop_retained()
+            self._kv.give_back_all()
+            self._given_back = weight_memory(self._model)
+            for weight in self._given_back:
+                weight.give_back()
+            trim_freed_memory()
+        return True
+
+    def wake(self, load: Callable[[], torch.nn.Module]) -> None:
+        """Fill the weights' memory again; do nothing if the engine is awake.
+
+        Args:
+            load: Loads the model once more, from the same files and in the same way.
+
+        Raises:
+            Exception: It can't be loaded; the engine must not be used any more.
+        """
+        if self._given_back is not None:
+            fill_weights(self._given_back, load())
+            self._given_back = None
 
     def _schedule(self) -> StepPlan:
         """Decide what runs, and prepare the KV memory for it."""

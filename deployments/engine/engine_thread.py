@@ -11,6 +11,9 @@ queued as a command, ends with an error delta.
 
 A step that never ends does not end the thread. `is_stuck` tells, and `abandon` ends the sequences
 without the thread.
+
+The engine may sleep and wake here, between two steps (`Engine.sleep`). An engine that can't wake
+has failed.
 """
 
 import logging
@@ -18,6 +21,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import torch
 
 from deployments.compute.work_watch import WorkWatch
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
@@ -28,6 +34,14 @@ from deployments.engine.scheduling.sequence import SequenceRequest
 logger = logging.getLogger(__name__)
 
 Command = Callable[[Engine], Deltas]
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Puts the engine to sleep or wakes it, in its turn among the commands; may take long."""
+
+    run: Callable[[Engine], bool]
+    done: "Future[bool]" = field(default_factory=Future)
 
 
 class EngineDeadError(RuntimeError):
@@ -53,7 +67,7 @@ class EngineThread:
         """
         self._make_engine = make_engine
         self._on_deltas = on_deltas
-        self._commands: deque[Command] = deque()
+        self._commands: deque[Command | _Change] = deque()
         self._wake = threading.Condition()
         self._is_stopping = False
         self._is_abandoned = False
@@ -149,7 +163,43 @@ class EngineThread:
             self._post(abort)
             self._unfinished.discard(sequence_id)
 
-    def _post(self, command: Command) -> None:
+    def sleep(self) -> "Future[bool]":
+        """Post that the engine is to sleep, once the commands before are done.
+
+        Returns:
+            Whether it sleeps then: not if it has work. `EngineDeadError` if the thread ends first.
+
+        Raises:
+            EngineDeadError: The thread has ended.
+        """
+        return self._change(Engine.sleep)
+
+    def wake(self, load: Callable[[], torch.nn.Module]) -> "Future[bool]":
+        """Post that the engine is to wake; an error of `load` ends the thread.
+
+        Args:
+            load: See `Engine.wake`; called on the thread.
+
+        Returns:
+            True when it is awake; the error if it can't be.
+
+        Raises:
+            EngineDeadError: The thread has ended.
+        """
+
+        def wake(engine: Engine) -> bool:
+            engine.wake(load)
+            return True
+
+        return self._change(wake)
+
+    def _change(self, run: Callable[[Engine], bool]) -> "Future[bool]":
+        change = _Change(run)
+        change.done.set_running_or_notify_cancel()  # nobody who waits can cancel it
+        self._post(change)
+        return change.done
+
+    def _post(self, command: Command | _Change) -> None:
         with self._wake:
             self.require_alive()
             self._commands.append(command)
@@ -168,7 +218,9 @@ class EngineThread:
         try:
             wait_s = engine.give_back_memory()
             while self._wait_for_work(engine, wait_s):
-                if self._commands or engine.has_work:
+                if self._commands and isinstance(self._commands[0], _Change):
+                    self._make(self._commands[0], engine)
+                elif self._commands or engine.has_work:
                     self._turn(engine)
                 wait_s = engine.give_back_memory()
         except BaseException as error:  # noqa: BLE001 - also a panic in Rust code; kept as the cause
@@ -184,12 +236,27 @@ class EngineThread:
             )
             return not self._is_stopping
 
+    def _make(self, change: _Change, engine: Engine) -> None:
+        """Make the change that is the first command; no step, so nothing says how long it takes."""
+        try:
+            slept_or_woke = change.run(engine)
+        except BaseException as error:
+            change.done.set_exception(error)
+            raise
+        finally:
+            self._commands.popleft()
+        self._stats = engine.stats
+        self._on_deltas([])
+        change.done.set_result(slept_or_woke)
+
     def _turn(self, engine: Engine) -> None:
         """Execute the posted commands, run a step, and hand over the deltas of both."""
         deltas: Deltas = []
         with self._watch.working():
-            while self._commands:
-                deltas += self._commands.popleft()(engine)
+            while self._commands and not isinstance(self._commands[0], _Change):
+                command = self._commands.popleft()
+                assert not isinstance(command, _Change)
+                deltas += command(engine)
             if engine.has_work:
                 deltas += engine.step()
         self._stats = engine.stats
@@ -201,8 +268,11 @@ class EngineThread:
         """Refuse further commands and fail all unfinished sequences, without using the engine."""
         with self._wake:
             self._is_stopping = True
+            changes = [each for each in self._commands if isinstance(each, _Change)]
             self._commands.clear()
             unfinished, self._unfinished = self._unfinished, set()
+        for change in changes:
+            change.done.set_exception(EngineDeadError(error))
         if not unfinished:
             return
         delta = TextDelta((), "", FinishReason.ERROR, error)

@@ -12,10 +12,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Protocol
 
+import torch
+
 from deployments.compute.work_watch import is_hung
-from deployments.contract.errors import GenerationFailedError
+from deployments.contract.errors import GenerationFailedError, ReplicaUnavailableError
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
+from deployments.contract.unsupported_model import reason_of
 from deployments.engine.detokenizing.detokenizers import Deltas
 from deployments.engine.engine import Engine
 from deployments.engine.engine_thread import EngineDeadError, EngineThread
@@ -37,6 +40,10 @@ class Placed(Protocol):
     @property
     def facts(self) -> EngineFacts:
         """What is known of it and its model."""
+        ...
+
+    def load_again(self) -> torch.nn.Module:
+        """Load the model's weights once more; see `Engine.wake`."""
         ...
 
 
@@ -66,6 +73,7 @@ class AsyncEngine(AnyEngine):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handed_over: deque[tuple[float, str, TextDelta]] = deque()
         self._is_spreading = False
+        self._is_awake = True
         self._thread = EngineThread(self._make, self._hand_over)
 
     def start(self) -> EngineFacts:
@@ -85,6 +93,44 @@ class AsyncEngine(AnyEngine):
         """Stop the thread after its current step; unfinished sequences are aborted."""
         self._is_stopped = True
         self._thread.stop()
+
+    async def sleep(self) -> bool:
+        """Give back the memory of weights, keys and values until `wake`; see `Engine.sleep`.
+
+        Its health is good meanwhile, as long as its thread lives; no sequence may be run.
+
+        Returns:
+            Whether it sleeps: not while a sequence runs.
+
+        Raises:
+            RaystreamError: The engine is broken, or was stopped.
+        """
+        self._is_awake = False  # before the thread knows: no probe gets into an engine that sleeps
+        slept = False
+        try:
+            slept = await asyncio.shield(asyncio.wrap_future(self._thread.sleep()))
+        except EngineDeadError as error:
+            raise self._end_error() from error
+        finally:
+            self._is_awake = not slept
+        return slept
+
+    async def wake(self) -> None:
+        """Load the weights again; if that fails, the engine has failed.
+
+        Raises:
+            ReplicaUnavailableError: They can't be loaded, and why; or the engine has failed.
+            GenerationAbortedError: The engine was stopped.
+        """
+        try:
+            change = self._thread.wake(self._placed.load_again)
+            await asyncio.shield(asyncio.wrap_future(change))
+        except EngineDeadError as error:
+            raise self._end_error() from error
+        except Exception as error:
+            why = f"The model could not be woken: {reason_of(error)}"
+            raise ReplicaUnavailableError(why) from error
+        self._is_awake = True
 
     @property
     def stats(self) -> EngineStats:
@@ -116,6 +162,8 @@ class AsyncEngine(AnyEngine):
         """
         num_steps = self.stats.num_steps
         self._thread.require_alive()
+        if not self._is_awake:
+            return
         if num_steps == self._num_steps_seen and await is_hung(self._thread, self.ping):
             raise EngineDeadError("a step of the engine hangs")
         self._num_steps_seen = self.stats.num_steps
@@ -123,9 +171,14 @@ class AsyncEngine(AnyEngine):
     async def ping(self) -> None:
         """Wait until the engine has run a step; an idle engine gets a one-token sequence.
 
+        An engine that sleeps, or changes, sleeps on.
+
         Raises:
             RaystreamError: The engine is broken.
         """
+        if not self._is_awake:
+            self.require_alive()
+            return
         probe = SequenceRequest(self.unique_id("ping"), (0,), PROBE)
         progress: asyncio.Future[TextDelta] = asyncio.get_running_loop().create_future()
 

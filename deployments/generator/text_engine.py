@@ -88,6 +88,22 @@ class TextEngine(Protocol):
         """End the engine; unfinished sequences are aborted."""
         ...
 
+    async def sleep(self) -> bool:
+        """Give memory back until `wake`, and return whether it has; no sequence may run meanwhile.
+
+        Raises:
+            RaystreamError: The engine is broken, or was stopped.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Be ready for sequences again.
+
+        Raises:
+            RaystreamError: It can't be, and why; the engine has failed.
+        """
+        ...
+
     @property
     def stats(self) -> EngineStats:
         """The engine's load and counters after its last step."""
@@ -188,6 +204,13 @@ class AnyEngine:
         """Raise if the engine takes no more sequences; see `TextEngine.require_alive`."""
         if not self.is_alive:
             raise self._end_error()
+
+    async def sleep(self) -> bool:
+        """Stay awake: not every engine can give its memory back."""
+        return False
+
+    async def wake(self) -> None:
+        """Do nothing: it has stayed awake."""
 
     def unique_id(self, name: str) -> str:
         """Return a unique name for a sequence, since clients may repeat a request id."""

@@ -169,6 +169,43 @@ class WorkCounts:
     tenants: tuple[TenantService, ...] = ()
 
 
+class SleepState(StrEnum):
+    """Whether a replica holds its model's weights."""
+
+    AWAKE = "awake"
+    """It holds them."""
+
+    FALLING_ASLEEP = "falling_asleep"
+    """Their memory is being given back."""
+
+    ASLEEP = "asleep"
+    """It does not hold them; a request wakes it."""
+
+    WAKING = "waking"
+    """They are being loaded again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LightSleep:
+    """A replica's light sleep: its process stays, and its weights' memory is given back.
+
+    Attributes:
+        state: Whether it sleeps.
+        state_unix_s: Since when.
+        num_sleeps: How often it has fallen asleep.
+        awake_bytes: Memory of the process before it last fell asleep; None if it never has.
+        asleep_bytes: The same, right after.
+        last_wake_s: How long it last took to wake; None if it never has.
+    """
+
+    state: SleepState
+    state_unix_s: float
+    num_sleeps: int = 0
+    awake_bytes: int | None = None
+    asleep_bytes: int | None = None
+    last_wake_s: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
     """One replica.
@@ -187,6 +224,7 @@ class ReplicaReport:
         work: What it does and has done.
         refused_user_config: Why the last `user_config` was refused; None if it applies.
         attention: How attention reads keys and values, in words; None if the engine does not say.
+        light_sleep: Whether it sleeps; None unless it may.
     """
 
     replica_id: str
@@ -202,3 +240,4 @@ class ReplicaReport:
     work: WorkCounts
     refused_user_config: str | None = None
     attention: str | None = None
+    light_sleep: LightSleep | None = None

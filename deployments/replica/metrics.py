@@ -9,6 +9,8 @@ from deployments.contract.telemetry.memory_report import MemoryUse, MemoryWarnin
 from deployments.contract.telemetry.metric_store import Gauge, MetricStore
 from deployments.contract.telemetry.metric_table import (
     ANSWER_LENGTH,
+    ASLEEP,
+    ASLEEP_MEMORY,
     BATCH_SEQUENCES,
     BATCH_TOKENS,
     DECODE_TIME,
@@ -37,8 +39,9 @@ from deployments.contract.telemetry.metric_table import (
     TTFT,
     WAITING,
     WAITING_FOR,
+    WAKE_TIME,
 )
-from deployments.plan.replica_report import NO_WAITS, WaitReason, Waits
+from deployments.plan.replica_report import NO_WAITS, LightSleep, SleepState, WaitReason, Waits
 
 
 class ReplicaMetrics:
@@ -92,6 +95,9 @@ class GeneratorMetrics(ReplicaMetrics):
         self._prefix_queries = store.counter(PREFIX_QUERIES.name, model_id)
         self._prefix_hits = store.counter(PREFIX_HITS.name, model_id)
         self._preemptions = store.counter(PREEMPTIONS.name, model_id)
+        self._asleep = store.gauge(ASLEEP.name, model_id)
+        self._asleep_memory = store.gauge(ASLEEP_MEMORY.name, model_id)
+        self._wake_time = store.gauge(WAKE_TIME.name, model_id)
         self._generation_tokens = store.counter(GENERATION_TOKENS.name, model_id)
         self._ttft = store.histogram(TTFT.name, model_id)
         self._itl = store.histogram(ITL.name, model_id)
@@ -112,6 +118,14 @@ class GeneratorMetrics(ReplicaMetrics):
         self._prefix_queries.raise_to(stats.num_prompt_tokens)
         self._prefix_hits.raise_to(stats.num_cached_tokens)
         self._preemptions.raise_to(stats.num_preempted)
+
+    def observe_sleep(self, report: LightSleep) -> None:
+        """Record whether the replica sleeps lightly, and what that gave and cost."""
+        self._asleep.set(int(report.state in (SleepState.ASLEEP, SleepState.WAKING)))
+        if report.asleep_bytes is not None:
+            self._asleep_memory.set(report.asleep_bytes)
+        if report.last_wake_s is not None:
+            self._wake_time.set(report.last_wake_s)
 
     def observe_first_tokens(self, num_tokens: int, since_arrival_s: float | None) -> None:
         """Record a sequence's first tokens here.

@@ -41,6 +41,7 @@ from deployments.device.memory_readers import memory_reader
 from deployments.device.monitor import MemoryMonitor
 from deployments.plan.memory_budget import GIB, DeviceMemoryError
 from deployments.plan.replica_report import (
+    LightSleep,
     MemoryPlan,
     ReplicaReport,
     ReplicaState,
@@ -234,6 +235,7 @@ class ModelReplica:
             work=self._work,
             refused_user_config=self._refused_user_config,
             attention=self._facts.attention,
+            light_sleep=self._light_sleep,
         )
 
     def record_replica_metadata(self) -> dict[str, str | None]:
@@ -282,6 +284,11 @@ class ModelReplica:
     def _waits(self) -> Waits:
         """Why and how long requests wait here; `NO_WAITS` itself if none does."""
         raise NotImplementedError
+
+    @property
+    def _light_sleep(self) -> LightSleep | None:
+        """Whether its model sleeps lightly; None for one that never does."""
+        return None
 
     @property
     def _work(self) -> WorkCounts:

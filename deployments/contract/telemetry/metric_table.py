@@ -88,6 +88,16 @@ PREFIX_HITS: Final = _counter(
 PREEMPTIONS: Final = _counter(
     "vllm_num_preemptions_total", "Running sequences that had to wait again for memory."
 )
+ASLEEP: Final = _gauge(
+    "raystream_replica_asleep", "1 while the replica sleeps lightly, and holds no weights; else 0."
+)
+ASLEEP_MEMORY: Final = _gauge(
+    "raystream_replica_asleep_memory_bytes",
+    "Memory of the replica's process right after it last fell asleep.",
+)
+WAKE_TIME: Final = _gauge(
+    "raystream_replica_last_wake_seconds", "How long the replica last took to wake."
+)
 SUCCESSES: Final = Metric(
     "vllm_request_success_total",
     Kind.COUNTER,
@@ -188,6 +198,9 @@ GENERATOR: Final = (
     PREFIX_QUERIES,
     PREFIX_HITS,
     PREEMPTIONS,
+    ASLEEP,
+    ASLEEP_MEMORY,
+    WAKE_TIME,
     SUCCESSES,
     TTFT,
     ITL,
@@ -211,6 +224,7 @@ LOAD: Final = frozenset(
         LONGEST_WAIT,
         SERVICE_GAP,
         KV_USAGE,
+        ASLEEP,
         REPLICA_MEMORY,
     )
 )

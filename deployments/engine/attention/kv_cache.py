@@ -154,6 +154,11 @@ class KVCache:
         """Whether blocks can give their memory back to the operating system."""
         return self._reserved is not None
 
+    def give_back_all(self) -> None:
+        """Give the memory of all blocks back, where that is possible; no sequence holds one."""
+        if self._reserved is not None:
+            self._reserved.give_back_all()
+
     @property
     def num_groups(self) -> int:
         """The number of groups."""

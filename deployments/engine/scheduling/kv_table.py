@@ -80,6 +80,10 @@ class KVTable:
         """The retained prefixes."""
         return self._cache.retained
 
+    def drop_retained(self) -> None:
+        """Drop all retained prefixes."""
+        self._cache.clear()
+
     def needs_room(self, sequence: Sequence) -> bool:
         """Return whether a running sequence has more tokens than its extents take."""
         return len(sequence.token_ids) > self._room[sequence]

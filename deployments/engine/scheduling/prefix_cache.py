@@ -105,6 +105,11 @@ class PrefixCache:
         if isinstance(donor, Retained):
             donor.last_used = self._tick()
 
+    def clear(self) -> None:
+        """Drop all retained prefixes."""
+        for retained in self.retained:
+            self._drop(retained)
+
     def _drop(self, retained: Retained) -> None:
         self._retained.remove(retained)
         self._extents.give_back(retained)

@@ -16,7 +16,7 @@ from deployments.contract.descriptions import Task
 from deployments.contract.telemetry.memory_report import Watched
 from deployments.contract.telemetry.metric_store import Snapshot
 from deployments.contract.telemetry.start_progress import StartPhase
-from deployments.plan.replica_report import ReplicaState, WaitReason
+from deployments.plan.replica_report import ReplicaState, SleepState, WaitReason
 from serve_app.api.requests.context import ApiContext
 from serve_app.backends.models.devices import ModelDevices
 from serve_app.backends.models.serving_states import ServingState
@@ -163,6 +163,24 @@ class Work(Figures):
     )
 
 
+class LightSleep(Figures):
+    """A replica that may sleep lightly: its process stays, without the memory of its weights."""
+
+    state: SleepState = Field(
+        description="`awake`; `falling_asleep`: memory is being given back; `asleep`: a request "
+        "wakes it; `waking`: its weights are being loaded again."
+    )
+    state_unix_s: float = Field(description="Since when it is so, in Unix seconds.")
+    num_sleeps: int = Field(description="How often it has fallen asleep.")
+    awake_bytes: int | None = Field(
+        description="Memory of its process before it last fell asleep; null if it never has."
+    )
+    asleep_bytes: int | None = Field(description="The same, right after.")
+    last_wake_s: float | None = Field(
+        description="How long it last took to wake; null if it never has."
+    )
+
+
 class Replica(Figures):
     """A replica that has answered."""
 
@@ -184,6 +202,9 @@ class Replica(Figures):
     attention: str | None = Field(
         description="How attention reads keys and values: on a GPU by length (flash attention) or "
         "by masks, and why; null if the engine does not say."
+    )
+    light_sleep: LightSleep | None = Field(
+        description="Whether it sleeps; null unless its model has `light_sleep_after_s`."
     )
 
 

@@ -21,7 +21,7 @@ from deployments.contract.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
-from deployments.contract.generation import Refused, Started
+from deployments.contract.generation import Refused, Started, Waking
 from deployments.contract.sampling_params import InvalidParameterError
 from serve_app.backends.replicas.replica_errors import (
     LostAfterStartError,
@@ -30,6 +30,8 @@ from serve_app.backends.replicas.replica_errors import (
     wait_patiently,
 )
 from serve_app.backends.replicas.token_channels import TokenChannels
+from serve_app.http.request_record import current_record
+from serve_app.http.stream_notices import loading
 
 Handle = DeploymentHandle[Any]
 """A deployment's handle, as the composition root binds it."""
@@ -165,9 +167,14 @@ async def _answer_to_suspect(
 
 
 async def _next(responses: Responses[EventT_co]) -> EventT_co:
-    with translated_errors():
-        (event,) = await anext(responses)
-    return event
+    """Return the next event that is not about waking; the client is told of those."""
+    while True:
+        with translated_errors():
+            (event,) = await anext(responses)
+        if not isinstance(event, Waking):
+            return event
+        if (record := current_record()) is not None:
+            record.on_notice(loading(event.model_id, event.waited_s))
 
 
 @contextmanager

@@ -29,6 +29,9 @@ GENERATOR_NAMES = {
     "vllm_request_success_total",
     "raystream_replica_start_time_seconds",
     "raystream_requests_waiting",
+    "raystream_replica_asleep",
+    "raystream_replica_asleep_memory_bytes",
+    "raystream_replica_last_wake_seconds",
 }
 """What dashboards ask for; see docs/metrics.md before changing one."""
 

@@ -16,12 +16,14 @@ from deployments.contract.errors import (
     RaystreamError,
     ReplicaUnavailableError,
 )
+from deployments.contract.generation import Accepted, Waking
 from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
 from serve_app.backends.replicas.backend import DescribeRequest, PingRequest
 from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.replicas.handles import first_answer
 from serve_app.backends.replicas.replica_errors import NoReplicaError
 from serve_app.backends.replicas.token_channels import TokenChannels
+from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from tests.stopped_clock import settle
 
 if TYPE_CHECKING:
@@ -164,6 +166,19 @@ async def test_a_stream_of_a_deployment_that_failed_is_refused_in_our_words() ->
     responses.error_of_cancel = unavailable
     with pytest.raises(NoReplicaError):
         await first_answer(responses, TokenChannels(os.environ))
+
+
+async def test_a_client_is_told_that_its_model_wakes_until_its_request_is_accepted() -> None:
+    told: list[str] = []
+    record = RequestRecord("r", "POST", lambda: 0.0, 0.0)
+    record.on_notice = told.append
+    token = CURRENT_RECORD.set(record)
+    try:
+        responses = FakeResponses([[Waking("m", 2.0)], [Waking("m", 4.1)], [Accepted(3)]])
+        assert await first_answer(responses, TokenChannels(os.environ)) == Accepted(3)
+    finally:
+        CURRENT_RECORD.reset(token)
+    assert told == ["loading m (2 s)", "loading m (4 s)"]
 
 
 @pytest.mark.parametrize("request_", [DescribeRequest(), PingRequest()])

@@ -1,0 +1,173 @@
+"""A replica that sleeps lightly, with the shipped model: its layers are worth giving back."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from mmap import PAGESIZE
+from pathlib import Path
+
+import pytest
+
+from deployments.contract.errors import RaystreamError
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.messages import ChatMessage, TextPart
+from deployments.contract.sampling_params import SamplingParams
+from deployments.contract.unsupported_model import UnsupportedModelError
+from deployments.engine.engine_thread import EngineDeadError
+from deployments.generator.placed_engine import place_engine
+from deployments.plan.replica_report import ReplicaState, SleepState
+from deployments.replica.assigned_device import open_assigned_device
+from deployments.text_generator import TextGenerator
+from tests.deadline import until
+from tests.deployments.local_handle import local_backend, read
+from tests.deployments.tiny_folder import spec
+from tests.failing import failing
+
+MODEL = Path(__file__).parents[2] / "models/pydoc-chat"
+SAMPLED = SamplingParams(temperature=0.8, seed=7, max_tokens=24, ignore_eos=True)
+QUESTION = (ChatMessage("user", (TextPart("What does os.path.join do?"),)),)
+
+pytestmark = pytest.mark.in_time
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(MODEL, tmp_path_factory.mktemp("models") / "pydoc-chat"))
+
+
+class Replica(TextGenerator):
+    """A replica that notes that it would end its process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ends = 0
+        entry = {"dtype": "auto", "max_model_len": 512, "light_sleep_after_s": 3600}
+        super().__init__(spec(folder, **entry), end_process=self._note_end)
+
+    def _note_end(self) -> None:
+        self.ends += 1
+
+    async def fall_asleep(self) -> None:
+        """Sleep as after an hour without a request."""
+        await until(lambda: not self._sleeper._num_users and self._sleeper._change is None)
+        self._sleeper._look()
+        await until(lambda: self._sleeper._change is None)
+        assert self._sleeper.state is SleepState.ASLEEP
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Iterator[Replica]:
+    made = Replica(folder)
+    yield made
+    made.__del__()
+
+
+@pytest.fixture
+def own(folder: Path) -> Iterator[Replica]:
+    made = Replica(folder)
+    yield made
+    made.__del__()
+
+
+def request(name: str = "r") -> GenerationRequest:
+    return GenerationRequest(name, QUESTION, SAMPLED)
+
+
+async def test_answers_are_the_same_before_and_after(shared: Replica) -> None:
+    before = await read(shared, request())
+    for number in (1, 2):
+        await shared.fall_asleep()
+        report = (await shared.inspect()).light_sleep
+        assert report is not None
+        assert report.state is SleepState.ASLEEP
+        assert report.num_sleeps >= number
+        engine = shared._engine._placed.engine
+        assert engine._given_back
+        inner = [each._bytes()[PAGESIZE:-PAGESIZE] for each in engine._given_back]
+        assert not any(pages.any() for pages in inner)
+        after = await read(shared, request())
+        assert "".join(d.text for d in after) == "".join(d.text for d in before)
+        assert [i for d in after for i in d.token_ids] == [i for d in before for i in d.token_ids]
+        assert not engine.is_asleep
+        assert engine._scheduler.table.retained
+
+
+async def test_prefixes_are_forgotten(shared: Replica) -> None:
+    await read(shared, request())
+    known = await read(shared, request())
+    await shared.fall_asleep()
+    forgotten = await read(shared, request())
+    assert any(delta.num_cached_tokens for delta in known)
+    assert not any(delta.num_cached_tokens for delta in forgotten)
+
+
+async def test_many_wait_for_one_wake_and_one_of_them_may_leave(shared: Replica) -> None:
+    (expected,) = {"".join(d.text for d in await read(shared, request()))}
+    await shared.fall_asleep()
+    backend = local_backend(shared)
+    async with aclosing(backend):
+        leaving = asyncio.ensure_future(backend.send(request("leaves")))
+        staying = [asyncio.ensure_future(read(shared, request(f"r{i}"))) for i in range(3)]
+        await until(lambda: shared._sleeper.state is not SleepState.ASLEEP)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        texts = ["".join(d.text for d in deltas) for deltas in await asyncio.gather(*staying)]
+    assert texts == [expected] * 3
+    await until(lambda: not shared._sleeper._num_users)
+    assert not shared._admission.num_running
+
+
+async def test_probes_find_it_healthy_and_leave_it_asleep(shared: Replica) -> None:
+    await shared.fall_asleep()
+    await shared.check_health()
+    await shared.ping()
+    report = await shared.inspect()
+    assert report.state is ReplicaState.HEALTHY
+    assert shared._sleeper.state is SleepState.ASLEEP
+    assert shared._engine._placed.engine.is_asleep
+    metrics = (await shared.read_metrics()).series
+    assert metrics["raystream_replica_asleep"] == ((("tiny",), (1,)),)
+
+
+async def test_it_ends_at_once_while_it_sleeps(own: Replica) -> None:
+    await own.fall_asleep()
+    own.__del__()
+    assert not own._engine.is_alive
+    with pytest.raises(RaystreamError):
+        await own._engine.wake()
+
+
+async def test_files_that_have_changed_are_not_loaded_into_the_old_version(own: Replica) -> None:
+    await own.fall_asleep()
+    source = Path(own._spec.source) / "config.json"
+    os.utime(source, ns=(0, source.stat().st_mtime_ns + 1))
+    with pytest.raises(RaystreamError, match="files have changed since the replica started"):
+        await read(own, request())
+
+
+async def test_a_replica_that_can_not_wake_says_why_and_is_replaced(
+    own: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await own.fall_asleep()
+    broken = failing(UnsupportedModelError("its weights are damaged"))
+    monkeypatch.setattr("deployments.generator.placed_engine.load_again", broken)
+    requests = [read(own, request(f"r{i}")) for i in range(3)]
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    assert {str(each) for each in results} == {
+        "The model could not be woken: its weights are damaged"
+    }
+    await until(lambda: not own._engine.is_alive)
+    with pytest.raises(EngineDeadError):
+        await own.check_health()
+    assert own.ends == 1
+
+
+def test_a_gpu_is_refused(folder: Path) -> None:
+    lightly = spec(folder, light_sleep_after_s=1)
+    device = open_assigned_device(lightly)
+    gpu = type("Gpu", (), {"torch_device": type("Device", (), {"type": "cuda"})()})()
+    assert device.torch_device.type == "cpu"
+    with pytest.raises(UnsupportedModelError, match="only a model on a CPU sleeps lightly"):
+        place_engine(replace(lightly), gpu)
