@@ -101,20 +101,22 @@ def chosen_dtype(dtype: str = "auto") -> torch.dtype:
     return choose_dtype(Qwen2Config(dtype="bfloat16"), dtype, CPU)
 
 
-def load_shape(name: str, dtype: torch.dtype) -> LoadedModel:
+def load_shape(name: str, dtype: torch.dtype, quantization: str | None = None) -> LoadedModel:
     """Return a model of this name as the loader would return it.
 
     A model with random weights has the embedded model's tokenizer, and its answers do not end.
     """
     if name == PYDOC_CHAT:
         text = str(dtype).removeprefix("torch.")
-        return load_model(str(FOLDER), revision=None, dtype=text, device=CPU)
+        return load_model(
+            str(FOLDER), revision=None, dtype=text, device=CPU, quantization=quantization
+        )
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call] # transformers leaves it untyped
         SHAPES[name](), dtype=dtype
     )
     tokenizer = load_model(str(FOLDER), revision=None, dtype="float32", device=CPU).tokenizer
-    prepare_model(model)
+    prepare_model(model, quantization)
     return LoadedModel(model, tokenizer, None, frozenset())
 
 
