@@ -17,7 +17,7 @@ from serve_app.commands.server_environment import HAPROXY_PORTS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-LIMITS = ("--max-model-len", "4096", "--max-num-seqs", "16", "--num-threads", "1")
+LIMITS = ("--max-model-len", "4096", "--max-num-seqs", "32", "--num-threads", "1")
 
 ROOM_FOR_ONE = {"num_cpus": 0.3, "resources": {"node:__internal_head__": 0.6}}
 """Each head of Ray has one of this resource, however many cores it has."""
