@@ -5,15 +5,88 @@ the controller asks `LoadPolicy` for the number of replicas in each of its loops
 counts requests, which says little here: a request may be a sentence or fill the memory, and one
 that was refused never becomes an ongoing request.
 
-Serve copies this module by value into its controller, so it imports nothing heavy. The limits and
-delays of `autoscaling_config` apply to what the policy returns: `min_replicas`, `max_replicas`,
-`upscale_delay_s`, `downscale_delay_s` and `downscale_to_zero_delay_s`.
+Serve copies this module by value into its controller, so it imports nothing heavy, and nothing of
+ours. The limits and delays of `autoscaling_config` apply to what the policy returns:
+`min_replicas`, `max_replicas`, `upscale_delay_s`, `downscale_delay_s` and
+`downscale_to_zero_delay_s`.
+
+An operator may pin a model or put it to sleep. Such a wish stands in the key-value store of Ray's
+control service: the ingress writes it, and the policy reads it once a second. So it outlives
+replicas, ingresses, the controller and a deploy, and lasts as long as the cluster.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import ceil
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
+
+from ray.experimental.internal_kv import internal_kv_get_gcs_client
+
+logger = logging.getLogger("ray.serve")
+
+NAMESPACE: Final = b"raystream-wishes"
+"""Of the wishes, in the key-value store of Ray's control service."""
+
+READ_INTERVAL_S: Final = 1.0
+READ_TIMEOUT_S: Final = 1.0
+"""Serve's controller waits meanwhile, as it does for its own questions to the control service."""
+
+WITHOUT_DELAY: Final = {"downscale_delay_s": 0.0, "downscale_to_zero_delay_s": 0.0}
+"""Serve's delays are for a load that may come back, not for an operator who wants an end."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorWish:
+    """What an operator wants of a model.
+
+    Attributes:
+        is_pinned: It shall run, whether or not it is used.
+        ending: Ids of replicas that shall end as soon as none of them has anything to do. Replicas
+            that start later are not meant, so the wish needs no end: the next request wakes the
+            model.
+    """
+
+    is_pinned: bool = False
+    ending: frozenset[str] = frozenset()
+
+    def to_json(self) -> bytes:
+        """Return the wish as it is stored."""
+        return json.dumps({"is_pinned": self.is_pinned, "ending": sorted(self.ending)}).encode()
+
+    @classmethod
+    def from_json(cls, stored: bytes) -> Self:
+        """Return a wish that was stored."""
+        found = json.loads(stored)
+        return cls(bool(found["is_pinned"]), frozenset(found["ending"]))
+
+
+NO_WISH: Final = OperatorWish()
+
+ReadWish = Callable[[str, str], OperatorWish]
+"""Returns the wish for an application's deployment."""
+
+
+def wish_key(application: str, deployment: str) -> bytes:
+    """Return the key of a deployment's wish in the store."""
+    return f"{application}#{deployment}".encode()
+
+
+def read_wish(application: str, deployment: str) -> OperatorWish:
+    """Return what an operator wants of a deployment.
+
+    Raises:
+        Exception: Ray's control service does not answer.
+    """
+    client = internal_kv_get_gcs_client()  # type: ignore[no-untyped-call] # Ray leaves it untyped
+    if client is None:  # no Ray
+        return NO_WISH
+    stored = client.internal_kv_get(
+        wish_key(application, deployment), NAMESPACE, timeout=READ_TIMEOUT_S
+    )
+    return NO_WISH if stored is None else OperatorWish.from_json(stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +128,60 @@ class Context(Protocol):
     """The part of Serve's `AutoscalingContext` that the policy reads.
 
     Attributes:
+        app_name: The application.
+        deployment_name: The deployment.
+        running_replicas: Serve's ids of the replicas that run.
         current_num_replicas: Replicas that run.
         target_num_replicas: Replicas that should run by the last decision.
         total_queued_requests: Requests that no replica has got yet, the mean over
             `look_back_period_s`.
         aggregated_metrics: By name of a figure, the mean of each replica over `look_back_period_s`.
+        config: The deployment's `autoscaling_config`; written for one loop.
     """
 
+    app_name: str
+    deployment_name: str
+    running_replicas: Sequence[Any]
     current_num_replicas: int
     target_num_replicas: int
     total_queued_requests: float
     aggregated_metrics: Mapping[str, Mapping[Any, float]] | None
+    config: Any
+
+
+class LatestWish:
+    """The wish for one deployment, as it was read at most a second ago."""
+
+    def __init__(self, read: ReadWish, now_s: Callable[[], float] = time.monotonic) -> None:
+        """Start without a wish.
+
+        Args:
+            read: Reads it.
+            now_s: Returns the time of a monotonic clock, in seconds.
+        """
+        self._read = read
+        self._now_s = now_s
+        self._read_s: float | None = None
+        self._wish = NO_WISH
+        self._since_s = 0.0
+
+    def of(self, ctx: Context) -> OperatorWish:
+        """Return the wish; the last one that was read while the store does not answer."""
+        if self._read_s is None or self._now_s() - self._read_s >= READ_INTERVAL_S:
+            try:
+                wish = self._read(ctx.app_name, ctx.deployment_name)
+            except Exception as error:  # noqa: BLE001 - any of Ray's; scaling goes on
+                logger.warning("%s: no wish can be read: %r", ctx.deployment_name, error)
+                wish = self._wish
+            self._read_s = self._now_s()
+            if wish != self._wish:
+                self._wish, self._since_s = wish, self._read_s
+        return self._wish
+
+    @property
+    def age_s(self) -> float:
+        """How long the wish has been known, in seconds."""
+        return self._now_s() - self._since_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +227,20 @@ class Demand:
         )
 
 
+PINNED: Final[Mapping[str, bool]] = {"is_pinned": True}
+"""The state of a pinned model's policy, by which `deployments.turns` knows."""
+
+
+def _is_to_end(ctx: Context, ending: frozenset[str]) -> bool:
+    """Return whether an operator wants some of the running replicas to end, and no request waits.
+
+    That the model was used a moment ago does not count.
+    """
+    if not any(each.unique_id in ending for each in ctx.running_replicas):
+        return False
+    return Demand.of(ctx.aggregated_metrics).wanted == 0 and ctx.total_queued_requests == 0
+
+
 @dataclass(frozen=True)
 class LoadPolicy:
     """Returns the number of replicas that a model's load needs.
@@ -121,12 +251,20 @@ class LoadPolicy:
     replica: those are in no report. Between the two thresholds nothing changes, so that a load at
     one of them does not make replicas come and go.
 
-    The fields are `policy_kwargs` in the configuration file; `raystream check` describes them.
+    An operator's wish goes before the load: a pinned model keeps a replica, and one that was put to
+    sleep ends without Serve's delays once nothing runs or waits.
+
+    The fields are `policy_kwargs` in the configuration file, but for the last one; `raystream
+    check` describes them.
+
+    Attributes:
+        wish: What an operator wants of the model.
     """
 
     target_busy: float = 0.8
     busy_to_leave: float = 0.6
     target_waiting_tokens: float = 4096
+    wish: LatestWish = field(default_factory=lambda: LatestWish(read_wish), compare=False)
 
     def __post_init__(self) -> None:
         """Check the thresholds.
@@ -142,7 +280,21 @@ class LoadPolicy:
             )
 
     def __call__(self, ctx: Context) -> tuple[int, dict[str, Any]]:
-        """Return the number of replicas, and no state: Serve keeps that of the delays."""
+        """Return the number of replicas, and the state `PINNED` if an operator has pinned it."""
+        wish = self.wish.of(ctx)
+        if wish.is_pinned:
+            return max(self._by_load(ctx), 1), dict(PINNED)
+        # Requests that began shortly before the wish are in the reports by then.
+        is_due = self.wish.age_s >= ctx.config.look_back_period_s
+        if is_due and _is_to_end(ctx, wish.ending):
+            # Serve applies these delays to what is returned, and makes the context anew in each
+            # loop.
+            ctx.config = ctx.config.model_copy(update=WITHOUT_DELAY)
+            return 0, {}
+        return self._by_load(ctx), {}
+
+    def _by_load(self, ctx: Context) -> int:
+        """Return the number of replicas that the load needs."""
         demand = Demand.of(ctx.aggregated_metrics)
         target = ctx.target_num_replicas
         is_any_on_the_way = ctx.total_queued_requests >= 1
@@ -150,7 +302,7 @@ class LoadPolicy:
             # A replica that has just started may not have reported yet. Serve counts requests, too,
             # but a probe is one of them.
             is_young = ctx.current_num_replicas > 0 and not ctx.aggregated_metrics
-            return target if is_young else 0, {}
+            return target if is_young else 0
         num_replicas = self._num_for(demand, self.target_busy)
         if num_replicas <= target and is_any_on_the_way:
             num_replicas = target
@@ -160,7 +312,7 @@ class LoadPolicy:
             if 0 < ctx.current_num_replicas < target:
                 demand = demand.times(1 + 1 / ctx.current_num_replicas)
             num_replicas = min(target, self._num_for(demand, self.busy_to_leave))
-        return max(num_replicas, 1), {}
+        return max(num_replicas, 1)
 
     def _num_for(self, demand: Demand, busy: float) -> int:
         """Return how many replicas have this load if each of them is as busy."""

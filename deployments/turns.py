@@ -34,12 +34,14 @@ class ModelState:
     Attributes:
         is_running: Whether a replica runs.
         is_wanted: Whether one shall run, by the last decision.
-        has_work: Whether anything runs or waits, or did a few seconds ago.
+        has_work: Whether anything runs or waits, or did a few seconds ago; or it is pinned.
+        is_pinned: Whether an operator wants it to keep its turn.
     """
 
     is_running: bool
     is_wanted: bool
     has_work: bool
+    is_pinned: bool = False
 
 
 class Turns:
@@ -49,6 +51,8 @@ class Turns:
     turn lasts at least `min_turn_s` from when a replica runs, or until the model has no more work.
     A model whose replica is missing in its turn keeps it until that runs again: streams that lost
     theirs wait for it only for a limited time. After `max_start_s` without one the turn ends, too.
+
+    A model that an operator has pinned counts as one with work, and keeps its turn while it runs.
     """
 
     def __init__(self, models: Sequence[str], min_turn_s: float, max_start_s: float) -> None:
@@ -97,6 +101,8 @@ class Turns:
             self._missing_since_s = None
             if self._began_s is None:
                 self._began_s = now_s
+            if holder.is_pinned:
+                return False
             return not holder.has_work or now_s - self._began_s >= self._min_turn_s
         if not holder.has_work:
             self._began_s = self._missing_since_s = None
@@ -106,9 +112,9 @@ class Turns:
         return now_s - self._missing_since_s >= self._max_start_s
 
 
-def _claim(state: ModelState) -> tuple[bool, bool, bool]:
+def _claim(state: ModelState) -> tuple[bool, bool, bool, bool]:
     """Return how good a model's claim to the first turn is."""
-    return state.is_running, state.has_work, state.is_wanted
+    return state.is_running, state.is_pinned, state.has_work, state.is_wanted
 
 
 class Context(Protocol):
@@ -214,11 +220,13 @@ class TurnPolicy:
             if group is not None:
                 is_running = context.current_num_replicas > 0
                 by_policy = wishes[key].num_replicas > 0
+                is_pinned = wishes[key].state.get("is_pinned", False)  # of `LoadPolicy`
                 states.setdefault(group, {})[context.deployment_name] = ModelState(
                     is_running,
                     context.target_num_replicas > 0,
                     # Without a replica, only requests say so: a policy may want one to start with.
-                    by_policy if is_running else context.total_num_requests > 0,
+                    by_policy if is_running else is_pinned or context.total_num_requests > 0,
+                    is_pinned,
                 )
         now_s = self._now_s()
         return {

@@ -50,6 +50,7 @@ from serve_app.api.responses.sockets import IsStopping, Sockets
 from serve_app.api.score.routes import ScoreApi
 from serve_app.api.server.devices import DevicesApi
 from serve_app.api.server.metrics import MetricsApi
+from serve_app.api.server.model_actions import ModelActionsApi
 from serve_app.api.server.models import ModelsApi
 from serve_app.api.server.status import StatusApi
 from serve_app.api.text_generation.routes import TextGenerationApi
@@ -57,6 +58,8 @@ from serve_app.api.tokenize.routes import TokenizeApi
 from serve_app.backends.key_ledger import HandleLedger, Ledger
 from serve_app.backends.models.cluster_state import serve_replicas
 from serve_app.backends.models.devices import Devices, DeviceSources
+from serve_app.backends.models.operator_actions import OperatorActions, ScalingControl
+from serve_app.backends.models.serve_scaling import ServeScaling
 from serve_app.backends.models.serving_states import AskStates, ServingStates
 from serve_app.backends.models.snapshots import (
     PATIENCE_S,
@@ -109,6 +112,7 @@ SURFACES: Final = (
     FilesApi,
     BatchesApi,
     ModelsApi,
+    ModelActionsApi,
     DevicesApi,
     StatusApi,
     MetricsApi,
@@ -129,6 +133,7 @@ class AppParts(ModelBackends):
         snapshots: The metrics of all processes; None shows those of the ingress.
         ask_states: Asks for the states of the deployments; None means that all run.
         devices: Where the figures for operators come from.
+        scaling: Serve's scaling, which operators may override; None: nothing scales the models.
         serve_echoes_id: See `RequestIdMiddleware`.
         tracer: Traces POST requests; None traces none.
         on_shutdown: Called once the application has answered its last request.
@@ -145,6 +150,7 @@ class AppParts(ModelBackends):
     snapshots: Snapshots | None = None
     ask_states: AskStates | None = None
     devices: DeviceSources = field(default_factory=DeviceSources)
+    scaling: ScalingControl | None = None
     serve_echoes_id: bool = False
     tracer: Tracer | None = None
     on_shutdown: Sequence[Callable[[], Awaitable[None]]] = ()
@@ -168,7 +174,10 @@ def build_app(parts: AppParts) -> FastAPI:
         images,
         structured_outputs=structured,
         devices=Devices(parts.config.models, states, parts.devices),
-        operators=OperatorAccess(is_local=is_loopback(parts.host)),
+        operators=OperatorAccess(
+            is_local=is_loopback(parts.host), origins=parts.config.cors.allowed_origins
+        ),
+        actions=OperatorActions(parts.config.models, catalog, states, parts.scaling),
         snapshots=parts.snapshots or Snapshots(parts.metrics.store.snapshot),
         jobs=jobs,
     )
@@ -395,6 +404,10 @@ class Ingress:
                     for id_, handle in handles.items()
                 },
                 read_starts=partial(asyncio.to_thread, read_starts, context.app_name),
+            ),
+            scaling=ServeScaling(
+                context.app_name,
+                {handle.deployment_name: models.running[id_] for id_, handle in handles.items()},
             ),
             serve_echoes_id=True,
             tracer=tracer,

@@ -84,7 +84,7 @@ class MissingScopeError(RaystreamError):
 
 
 class ForeignOriginError(RaystreamError):
-    """A web page of another origin asks for a WebSocket."""
+    """A web page of another origin asks for what only the server's own may."""
 
     status = 403
     type = "permission_error"
@@ -136,6 +136,13 @@ class ModelNotFoundError(InvalidRequestError):
 
     status = 404
     code = "model_not_found"
+
+
+class ModelConflictError(InvalidRequestError):
+    """The state or the configuration of the model does not allow this."""
+
+    status = 409
+    code = "model_conflict"
 
 
 class WrongTaskError(InvalidRequestError):

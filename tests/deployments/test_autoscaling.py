@@ -10,7 +10,7 @@ import pytest
 from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingConfig
 
-from deployments.autoscaling import LoadPolicy, ReplicaLoad
+from deployments.autoscaling import LatestWish, LoadPolicy, OperatorWish, ReplicaLoad
 
 BUSY = ReplicaLoad(running=1.0, kv_usage=0.7)
 IDLE = ReplicaLoad(running=0.0)
@@ -26,6 +26,10 @@ def context(
     """Return what Serve would tell the policy."""
     stats = [load.as_stats() for load in loads]
     return SimpleNamespace(
+        app_name="app",
+        deployment_name="m",
+        running_replicas=[SimpleNamespace(unique_id=f"r{i}") for i in range(len(loads))],
+        config=AutoscalingConfig(),
         current_num_replicas=len(loads) if current is None else current,
         target_num_replicas=target,
         total_num_requests=num_requests,
@@ -111,6 +115,100 @@ def test_thresholds_that_contradict_are_refused() -> None:
         LoadPolicy(target_busy=0.8, busy_to_leave=0.9)
     with pytest.raises(ValueError, match="target_waiting_tokens > 0"):
         LoadPolicy(target_waiting_tokens=0)
+
+
+def wishing(wish: OperatorWish, age_s: float = 30.0) -> LoadPolicy:
+    """Return the policy of a model of which an operator has wanted something for a while."""
+    now_s = 0.0
+    latest = LatestWish(lambda application, deployment: wish, lambda: now_s)
+    latest.of(context([], 0))
+    now_s = age_s
+    return LoadPolicy(wish=latest)
+
+
+PINNED = OperatorWish(is_pinned=True)
+DELAYED = AutoscalingConfig(min_replicas=0, downscale_delay_s=300, downscale_to_zero_delay_s=600)
+
+
+def delayed(policy: LoadPolicy, ctx: Any) -> int:
+    """Return what Serve makes of the policy's decision, with its delays."""
+    ctx.config, ctx.policy_state = DELAYED, {}
+    number, _ = _apply_autoscaling_config(policy)(ctx)  # type: ignore[arg-type] # a Protocol
+    return number
+
+
+def test_a_pinned_model_keeps_a_replica_and_has_as_many_as_its_load_needs() -> None:
+    policy = wishing(PINNED)
+    assert served(policy, context([IDLE], 1)) == 1
+    assert served(policy, context([BUSY], 1)) == 2
+    assert served(policy, context([IDLE] * 3, 3)) == 1
+    assert policy(context([IDLE], 1)) == (1, {"is_pinned": True})
+
+
+def test_a_pinned_model_that_sleeps_or_has_lost_its_replica_is_started() -> None:
+    assert delayed(wishing(PINNED), context([], 0)) == 1
+    assert delayed(wishing(PINNED), context([], 1)) == 1
+
+
+def test_a_model_that_was_put_to_sleep_ends_without_delay_though_it_was_just_used() -> None:
+    just_used = replace(IDLE, recent=1.0)
+    policy = wishing(OperatorWish(ending=frozenset({"r0"})))
+    assert delayed(policy, context([just_used], 1)) == 0
+    assert delayed(policy, context([IDLE, just_used], 2)) == 1, "Serve goes to zero from one only"
+    assert DELAYED.downscale_to_zero_delay_s == 600, "only for that decision"
+
+
+def test_a_model_is_put_to_sleep_once_the_reports_have_all_that_came_before() -> None:
+    wish = OperatorWish(ending=frozenset({"r0"}))
+    assert DELAYED.look_back_period_s == 30
+    assert delayed(wishing(wish, age_s=29.9), context([IDLE], 1)) == 1
+    assert delayed(wishing(wish, age_s=30.0), context([IDLE], 1)) == 0
+
+
+@pytest.mark.parametrize(
+    ("load", "num_queued"),
+    [
+        (ReplicaLoad(running=0.1), 0),
+        (replace(IDLE, waiting=0.1), 0),
+        (replace(IDLE, refused=0.1), 0),
+        (IDLE, 1),
+    ],
+)
+def test_a_model_that_was_put_to_sleep_first_does_its_work(
+    load: ReplicaLoad, num_queued: float
+) -> None:
+    policy = wishing(OperatorWish(ending=frozenset({"r0"})))
+    assert delayed(policy, context([load], 1, num_queued=num_queued)) == 1
+
+
+def test_a_model_that_was_put_to_sleep_is_woken_by_a_request_and_runs_on() -> None:
+    policy = wishing(OperatorWish(ending=frozenset({"gone"})))
+    assert delayed(policy, context([], 0, num_requests=1)) == 1
+    assert delayed(policy, context([IDLE], 1)) == 1, "its replica is not the one that was meant"
+
+
+def test_a_wish_is_read_once_a_second_and_outlives_a_store_that_is_silent() -> None:
+    now_s, asked = 0.0, []
+
+    def read(application: str, deployment: str) -> OperatorWish:
+        asked.append((application, deployment))
+        if len(asked) == 2:
+            raise RuntimeError("no answer")
+        return PINNED if len(asked) == 1 else OperatorWish()
+
+    wish, ctx = LatestWish(read, lambda: now_s), context([IDLE], 1)
+    assert [wish.of(ctx) for _ in range(3)] == [PINNED] * 3
+    assert asked == [("app", "m")]
+    now_s = 1.0
+    assert [wish.of(ctx) for _ in range(2)] == [PINNED] * 2
+    assert len(asked) == 2, "a store that is silent is not asked more often"
+    now_s = 2.0
+    assert wish.of(ctx) == OperatorWish()
+
+
+def test_a_wish_is_read_as_it_was_written() -> None:
+    for wish in (PINNED, OperatorWish(ending=frozenset({"a", "b"})), OperatorWish()):
+        assert OperatorWish.from_json(wish.to_json()) == wish
 
 
 @dataclass

@@ -8,11 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from ray.serve._private.common import DeploymentID
+from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve.autoscaling_policy import _apply_app_level_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
 from benchmarks.turns.foresight import least_loads
+from deployments.autoscaling import LatestWish, LoadPolicy, OperatorWish
 from deployments.turns import ModelState, TurnPolicy, Turns
 
 TICK_S = 0.5
@@ -236,7 +237,7 @@ class Serve:
             app_name="app",
             current_num_replicas=self.running[name],
             target_num_replicas=self.targets[name],
-            running_replicas=[],
+            running_replicas=[ReplicaID("r", key)] * self.running[name],
             total_num_requests=self.requests[name],
             total_queued_requests=self.requests[name],
             aggregated_metrics=None,
@@ -277,6 +278,62 @@ def test_serve_starts_no_model_out_of_its_turn_and_stops_one_without_its_delays(
     controller.running["A"] = 0  # its streams are parked, and its requests wait
     assert controller.decide() == {"A": 0, "B": 1}
     assert controller.configs["A"].downscale_to_zero_delay_s == 600, "only for that decision"
+
+
+def test_a_pinned_model_keeps_its_turn_until_it_is_unpinned() -> None:
+    pinned = ModelState(is_running=True, is_wanted=True, has_work=True, is_pinned=True)
+    turns = Turns("AB", MIN_TURN_S, 600)
+    assert turns.update(0, {"A": pinned, "B": WAITS}) == "A"
+    assert turns.update(100 * MIN_TURN_S, {"A": pinned, "B": WAITS}) == "A"
+    assert turns.update(100 * MIN_TURN_S + 1, {"A": RESTS, "B": WAITS}) == "B"
+
+
+def test_a_pinned_model_that_never_loads_gives_its_turn_back() -> None:
+    missing = ModelState(is_running=False, is_wanted=True, has_work=True, is_pinned=True)
+    turns = Turns("AB", MIN_TURN_S, 600)
+    assert turns.update(0, {"A": missing, "B": WAITS}) == "A"
+    assert turns.update(599, {"A": missing, "B": WAITS}) == "A"
+    assert turns.update(600, {"A": missing, "B": WAITS}) == "B"
+
+
+def wishes_of(controller: Serve, clock: Time, name: str) -> list[OperatorWish]:
+    """Let a model be scaled by its load, and by the last of the wishes that are returned."""
+    wishes = [OperatorWish()]
+    latest = LatestWish(lambda application, deployment: wishes[-1], clock)
+    policy: Any = LoadPolicy(wish=latest)
+    controller.configs[name].policy._cached_policy = policy
+    return wishes
+
+
+def test_a_pinned_model_without_requests_waits_for_its_turn_and_then_keeps_it() -> None:
+    controller, clock = serve("A", "B", gpu=["A", "B"])
+    wishes = wishes_of(controller, clock, "B")
+    controller.requests["A"] = 1
+    assert controller.decide() == {"A": 1, "B": 0}
+    controller.running["A"] = 1
+    wishes.append(OperatorWish(is_pinned=True))
+    clock.now_s = 29
+    assert controller.decide() == {"A": 1, "B": 0}
+    clock.now_s = 59
+    assert controller.decide()["A"] == 0
+    controller.running |= {"A": 0, "B": 1}
+    assert controller.decide() == {"A": 0, "B": 1}
+    clock.now_s = 3000
+    assert controller.decide() == {"A": 0, "B": 1}, "requests of A wait"
+    wishes.append(OperatorWish())
+    clock.now_s = 3001
+    assert controller.decide()["B"] == 0
+    controller.running["B"] = 0
+    assert controller.decide() == {"A": 1, "B": 0}
+
+
+def test_a_model_that_was_put_to_sleep_in_its_turn_ends_without_delay() -> None:
+    controller, clock = serve("A", "B", gpu=["A", "B"])
+    wishes_of(controller, clock, "A").append(OperatorWish(ending=frozenset({"r"})))
+    controller.running["A"] = controller.targets["A"] = 1
+    assert controller.decide() == {"A": 1, "B": 0}
+    clock.now_s = 30
+    assert controller.decide() == {"A": 0, "B": 0}
 
 
 def test_several_replicas_leave_together_when_a_turn_is_over() -> None:

@@ -11,6 +11,7 @@ from serve_app.api.requests.stream_opener import StreamOpener
 from serve_app.api.structured.answer_grammar import GrammarSettings, schema_executor
 from serve_app.backends.models.catalog import ModelCatalog
 from serve_app.backends.models.devices import Devices, DeviceSources
+from serve_app.backends.models.operator_actions import OperatorActions
 from serve_app.backends.models.serving_states import ServingStates
 from serve_app.backends.models.snapshots import Snapshots
 from serve_app.clock import Clock
@@ -33,6 +34,7 @@ class ApiContext:
         clock: Gives an answer's creation time and times its tokens.
         devices: Knows the memory and the replicas of the models.
         operators: Decides who may use an operator's routes.
+        actions: What operators may do to models.
         snapshots: The metrics of all processes.
         jobs: Files and batches; None if none are kept.
         models: Finds the model that a request names.
@@ -50,6 +52,7 @@ class ApiContext:
         structured_outputs: StructuredOutputsConfig | None = None,
         devices: Devices | None = None,
         operators: OperatorAccess | None = None,
+        actions: OperatorActions | None = None,
         snapshots: Snapshots | None = None,
         jobs: Jobs | None = None,
     ) -> None:
@@ -64,6 +67,7 @@ class ApiContext:
             structured_outputs: How schemas are read; None means the defaults.
             devices: Knows the memory and the replicas of the models; None knows of no model.
             operators: Decides who may use an operator's routes; None asks for a key with the scope.
+            actions: What operators may do to models; None knows of no model.
             snapshots: The metrics of all processes; None means that there are none.
             jobs: Files and batches; None if none are kept.
         """
@@ -72,6 +76,7 @@ class ApiContext:
         self.clock = clock
         self.devices = devices or Devices((), ServingStates(), DeviceSources())
         self.operators = operators or OperatorAccess()
+        self.actions = actions or OperatorActions((), catalog, ServingStates())
         self.snapshots = snapshots or Snapshots(MetricStore(()).snapshot)
         self.jobs = jobs
         self.models = ModelLookup(catalog)

@@ -10,24 +10,19 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
-from deployments.contract.errors import (
-    ForeignOriginError,
-    ReplicaUnavailableError,
-    UpgradeRequiredError,
-)
+from deployments.contract.errors import ReplicaUnavailableError, UpgradeRequiredError
 from serve_app.api.responses.history import Histories
 from serve_app.config import LimitsConfig
+from serve_app.http.origin import require_origin
 
 logger = logging.getLogger("ray.serve")
 
 POLL_S: Final = 1.0
 """How often an ingress with open connections asks whether Serve stops it."""
 
-ANY_ORIGIN: Final = "*"
 
 HANDSHAKE: Final = "require_room"
 """Set, to `Sockets.require_room`, in the state of a GET that is the handshake of a WebSocket."""
@@ -85,7 +80,7 @@ class Sockets:
             UpgradeRequiredError: Too many connections are open.
             ReplicaUnavailableError: The ingress is about to end.
         """
-        self._require_origin(headers)
+        require_origin(headers, self._origins)
         if self._num_places > self._max_sockets:
             raise UpgradeRequiredError(
                 f"The server holds as many WebSockets as it may, {self._max_sockets} "
@@ -93,16 +88,6 @@ class Sockets:
             )
         if self.is_draining:
             raise ReplicaUnavailableError("The server is about to stop. Connect again in a moment.")
-
-    def _require_origin(self, headers: Headers) -> None:
-        """Refuse other sites' pages: browsers don't, as they do for requests (CORS)."""
-        origin = headers.get("origin")
-        if origin is None or ANY_ORIGIN in self._origins or origin in self._origins:
-            return
-        if urlsplit(origin).netloc != headers.get("host"):
-            raise ForeignOriginError(
-                "Pages of this origin may not connect. Add it to cors.allowed_origins to allow it."
-            )
 
     @contextmanager
     def watched(self, on_drain: Callable[[], object]) -> Iterator[None]:

@@ -235,6 +235,11 @@ class Model(Figures):
     state: ServingState = Field(
         description="`asleep`: no replica runs and none is wanted; a request starts one."
     )
+    pinned: bool = Field(description="Whether an operator keeps a replica running, used or not.")
+    going_to_sleep: bool = Field(
+        description="Whether the replicas end once they have nothing to do, because an operator "
+        "wants it."
+    )
     status: str = Field(description="Serve's word for the state of the deployment.")
     message: str = Field(description="Serve's explanation, as of a start that has failed.")
     num_replicas: dict[str, int] = Field(
@@ -268,6 +273,8 @@ class Model(Figures):
             id=model.id,
             task=model.task,
             state=model.state.serving,
+            pinned=model.state.is_pinned,
+            going_to_sleep=model.state.is_going_to_sleep,
             status=model.state.status,
             message=model.state.message,
             num_replicas=dict(model.state.num_replicas),

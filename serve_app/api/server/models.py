@@ -66,6 +66,9 @@ class ModelCard(BaseModel):
         "replica starts before another deploy. Only a request to a failed model is refused; "
         "others wait."
     )
+    pinned: bool = Field(
+        default=False, description="Whether an operator keeps a replica running, used or not."
+    )
     failure: str | None = Field(default=None, description="Why the model has failed.")
     max_model_len: int | None = Field(
         description="Most tokens of prompt and answer together; unless the model generates, of one "
@@ -144,6 +147,7 @@ def _card(model: ListedModel) -> ModelCard:
         parent=None if generator is None else generator.parent,
         task=model.task,
         state=model.state,
+        pinned=model.is_pinned,
         failure=model.failure,
         max_model_len=None if found is None else found.max_model_len,
         accepts_images=None

@@ -57,6 +57,7 @@ class ListedModel:
         state: Its state. A model whose replicas should run and don't answer is down.
         failure: Why Serve has given up on starting it; None unless it has.
         served: What it can do, as it was told last; None if it never was.
+        is_pinned: Whether an operator wants a replica to run in any case.
     """
 
     id: str
@@ -64,6 +65,7 @@ class ListedModel:
     state: ServingState
     failure: str | None
     served: ServedModel | ServedPooler | None
+    is_pinned: bool = False
 
 
 async def _is_running(model_id: str) -> DeploymentState:
@@ -192,7 +194,7 @@ class ModelCatalog:
         """
         if model_id is None:
             return await self._default_comparer()
-        self._require(model_id)
+        self.require_known(model_id)
         if model_id not in self._generating:
             found = await self._pooler(model_id)
             if found.can_compare:
@@ -245,12 +247,22 @@ class ModelCatalog:
             ReplicaUnavailableError: No replica has the model loaded.
             RaystreamError: The model can't be reached.
         """
-        self._require(model_id)
+        self.require_known(model_id)
         try:
             async with asyncio.timeout(self._probe_timeout_s):
                 return await self._models_of(model_id).ask(model_id)
         except TimeoutError:
             raise ReplicaUnavailableError(f"The model {model_id!r} is loading.") from None
+
+    async def wake(self, model_id: str) -> None:
+        """Wait for a replica of a model, which starts one if it sleeps.
+
+        Raises:
+            ModelNotFoundError: No model has this name.
+            RaystreamError: None can be started, or too many requests wait for one.
+        """
+        self.require_known(model_id)
+        await self._backends[model_id].send(PingRequest(wakes=True))
 
     async def get_all(self) -> None:
         """Ask every model for its description, waiting while it loads; skip those that fail."""
@@ -273,8 +285,9 @@ class ModelCatalog:
             RaystreamError: See `probe`.
         """
         served = await self.probe(model_id)
-        state = (await self._state_of(model_id)).serving
-        return ListedModel(model_id, self._task_of(model_id), state, None, served)
+        state = await self._state_of(model_id)
+        task = self._task_of(model_id)
+        return ListedModel(model_id, task, state.serving, None, served, state.is_pinned)
 
     async def _list(self, model_id: str) -> ListedModel:
         state = await self._state_of(model_id)
@@ -285,7 +298,8 @@ class ModelCatalog:
             except RaystreamError:
                 serving = ServingState.DOWN
         failure = state.failure if serving is ServingState.FAILED else None
-        return ListedModel(model_id, self._task_of(model_id), serving, failure, served)
+        task = self._task_of(model_id)
+        return ListedModel(model_id, task, serving, failure, served, state.is_pinned)
 
     def _task_of(self, model_id: str) -> Task:
         if model_id in self._generating:
@@ -299,7 +313,7 @@ class ModelCatalog:
     def _resolve(self, model_id: str | None, able: TaskModels[T], task: str) -> str:
         """Return the id of a model that can do the task; None means the task's default model."""
         if model_id is not None:
-            self._require(model_id)
+            self.require_known(model_id)
         elif (model_id := next(iter(able), None)) is None:
             raise ModelNotFoundError(f"No model here can {task}.", "model")
         if model_id not in able:
@@ -309,7 +323,12 @@ class ModelCatalog:
             )
         return model_id
 
-    def _require(self, model_id: str) -> None:
+    def require_known(self, model_id: str) -> None:
+        """Return if a model has this name.
+
+        Raises:
+            ModelNotFoundError: None has.
+        """
         if model_id not in self._backends:
             names = ", ".join(self._backends)
             raise ModelNotFoundError(

@@ -7,6 +7,7 @@ Serve's controller asks the first itself, and the dashboard shows the second.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import ray
@@ -30,6 +31,7 @@ from ray.serve.schema import (
     ServeApplicationSchema,
 )
 
+from deployments.autoscaling import OperatorWish, read_wish
 from serve_app.backends.models.serving_states import DEPLOY_FAILED, DeploymentState, ServingState
 from serve_app.backends.replicas.replica_departures import ServeReplicas
 from serve_app.backends.replicas.running_replicas import RunningReplicas
@@ -174,7 +176,19 @@ async def deployment_states(
         failure = None if overview is None else _failure_of(overview)
         for name, info in zip(unnamed, found, strict=True):
             states[name] = unnamed_state(info, len(replicas[name].ids), failure)
-    return states
+    wishes = await asyncio.to_thread(_wishes_for, application, sorted(replicas))
+    return states | {
+        name: replace(
+            states[name],
+            is_pinned=wish.is_pinned,
+            is_going_to_sleep=not wish.ending.isdisjoint(replicas[name].ids),
+        )
+        for name, wish in wishes.items()
+    }
+
+
+def _wishes_for(application: str, names: Sequence[str]) -> Mapping[str, OperatorWish]:
+    return {name: read_wish(application, name) for name in names}
 
 
 def _statuses_of(application: str, names: Sequence[str]) -> list[DeploymentStatusInfo | None]:

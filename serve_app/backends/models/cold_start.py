@@ -82,7 +82,7 @@ class ColdStart:
     def send(self, request: Request[AnswerT]) -> Coroutine[Any, Any, AnswerT]:
         """Ask a replica, and wait for one if none runs; see `Backend.send`.
 
-        A description and a ping leave a model asleep.
+        A description leaves a model asleep, and so does a ping unless it `wakes`.
 
         Raises:
             NoReplicaError: None runs, and none will.
@@ -96,7 +96,7 @@ class ColdStart:
         match request:
             case DescribeRequest() if self.is_cold:
                 return await self._describe(request)
-            case PingRequest() if self.is_cold:
+            case PingRequest(wakes=False) if self.is_cold:
                 await self._require_hope()
                 if (await self._state()).serving in NOT_READY:
                     raise ReplicaUnavailableError(f"The model {self._model_id!r} is loading.")

@@ -49,6 +49,9 @@ class DeploymentState:
         message: Serve's explanation, as of a start that has failed.
         num_replicas: The number of replicas in each of Serve's states of them.
         concerns_file: Whether the message is about the whole file, and not about this deployment.
+        is_pinned: Whether an operator wants a replica to run in any case.
+        is_going_to_sleep: Whether an operator wants the replicas to end once they have nothing to
+            do.
     """
 
     serving: ServingState
@@ -56,6 +59,8 @@ class DeploymentState:
     message: str = ""
     num_replicas: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     concerns_file: bool = False
+    is_pinned: bool = False
+    is_going_to_sleep: bool = False
 
     @property
     def failure(self) -> str | None:

@@ -27,7 +27,13 @@ class DescribeRequest(Request[ModelDescription | PoolerDescription]):
 
 @dataclass(frozen=True, slots=True)
 class PingRequest(Request[None]):
-    """Exercises a replica's engine or device worker. The caller sets its own time limit."""
+    """Exercises a replica's engine or device worker. The caller sets its own time limit.
+
+    Attributes:
+        wakes: Whether a model that sleeps is started for it.
+    """
+
+    wakes: bool = False
 
 
 class Backend(Protocol):

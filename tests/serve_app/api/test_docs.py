@@ -51,6 +51,8 @@ GETS = [
     "/ready",
     "/version",
 ]
+ACTIONS = [f"/v1/models/{{model_id}}/{action}" for action in ("wake", "sleep", "pin", "unpin")]
+"""POST routes without a body."""
 JOBS = {
     "/v1/files": ["get", "post"],
     "/v1/files/{file_id}": ["delete", "get"],
@@ -118,7 +120,7 @@ def validator(response: dict[str, Any]) -> Draft202012Validator:
 
 
 def test_exactly_the_served_paths_are_documented(document: dict[str, Any]) -> None:
-    assert set(document["paths"]) == {*POSTS, *GETS, *NOT_JSON, *JOBS}
+    assert set(document["paths"]) == {*POSTS, *GETS, *ACTIONS, *NOT_JSON, *JOBS}
     assert {path: sorted(document["paths"][path]) for path in JOBS} == JOBS
 
 
@@ -171,7 +173,7 @@ def examples(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return [
         (path, example["value"])
         for path, operations in document["paths"].items()
-        if "post" in operations and path not in JOBS
+        if "post" in operations and path not in JOBS and path not in ACTIONS
         for example in operations["post"]["requestBody"]["content"]["application/json"][
             "examples"
         ].values()
@@ -243,7 +245,7 @@ async def test_what_no_served_model_can_answer_is_left_out(
     embedding = build_app(AppParts(config, {}, embedders={"e": FakeEmbedder()}))
     classify = {"/v1/classify", "/classify"}
     embed = {"/v1/embeddings", "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"}
-    others = {*GETS, *NOT_JSON, *JOBS}
+    others = {*GETS, *ACTIONS, *NOT_JSON, *JOBS}
     assert set(classifying.openapi()["paths"]) == {*classify, *others}
     assert set(embedding.openapi()["paths"]) == {*embed, *others}
     assert set(generating.openapi()["paths"]) == {*POSTS, *others} - classify - embed

@@ -9,7 +9,7 @@ from serve_app.keys.api_keys import hash_key
 
 def request_of(*scopes: Scope) -> Request:
     """Return a request that a key with these scopes has let in."""
-    request = Request({"type": "http", "state": {}})
+    request = Request({"type": "http", "method": "GET", "state": {}})
     note_api_key(request.scope, ApiKey(name="alice", sha256=hash_key("secret"), scopes=scopes))
     return request
 
@@ -31,6 +31,7 @@ async def test_a_key_without_the_scope_may_not_and_hears_what_to_do(is_local: bo
 async def test_without_keys_only_a_local_server_lets_requests_operate(
     scope: dict[str, object],
 ) -> None:
+    scope = scope | {"method": "GET"}
     await OperatorAccess(is_local=True).require(Request(scope))
     with pytest.raises(MissingScopeError, match=r"--scope operate.*listen only on 127"):
         await OperatorAccess().require(Request(scope))

@@ -105,6 +105,8 @@ async def test_each_model_is_shown_with_its_state_and_its_replicas(cluster: Clus
         "object": "model.devices",
         "task": "generate",
         "state": "running",
+        "pinned": False,
+        "going_to_sleep": False,
         "status": "UPSCALING",
         "message": "one more",
         "num_replicas": {"RUNNING": 1},

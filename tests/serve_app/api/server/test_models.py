@@ -23,6 +23,7 @@ CARD = {
     "parent": None,
     "task": "generate",
     "state": "running",
+    "pinned": False,
     "failure": None,
     "max_model_len": 128,
     "accepts_images": True,

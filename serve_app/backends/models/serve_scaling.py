@@ -1,0 +1,133 @@
+"""How Serve scales the models, and where operators' wishes for them are written.
+
+The wishes stand in the key-value store of Ray's control service, as `deployments.autoscaling` says.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+import ray
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
+from ray.serve.context import _get_global_client
+
+from deployments.autoscaling import NAMESPACE, LoadPolicy, OperatorWish, read_wish, wish_key
+from deployments.contract.errors import ReplicaUnavailableError
+from deployments.contract.model_spec import deployment_name_of
+from deployments.turns import TurnPolicy
+from serve_app.backends.models.operator_actions import Scaling
+from serve_app.backends.replicas.running_replicas import RunningReplicas
+
+T = TypeVar("T")
+
+TIMEOUT_S: Final = 5.0
+
+LOAD_POLICY: Final = f"{LoadPolicy.__module__}:{LoadPolicy.__name__}"
+
+TURN_POLICY: Final = f"{TurnPolicy.__module__}:{TurnPolicy.__name__}"
+
+
+class ServeScaling:
+    """Serve's scaling of one application; see `ScalingControl`."""
+
+    def __init__(self, application: str, replicas: Mapping[str, RunningReplicas]) -> None:
+        """Note what is asked about.
+
+        Args:
+            application: The application's name.
+            replicas: The replicas of each model, by the deployment's name.
+        """
+        self._application = application
+        self._replicas = replicas
+
+    async def scaling_of(self, deployment: str) -> Scaling:
+        """Return how Serve scales a deployment."""
+        return await _asked(lambda: self._scaling_of(deployment))
+
+    async def pin(self, deployment: str) -> None:
+        """Let a replica run in any case."""
+        await self._write(deployment, OperatorWish(is_pinned=True))
+
+    async def end(self, deployment: str) -> bool:
+        """Let the replicas that run end once they have nothing to do; return whether any runs."""
+        running = self._replicas[deployment].ids
+        if running:
+            await self._write(deployment, OperatorWish(ending=running))
+        return bool(running)
+
+    async def release(self, deployment: str) -> None:
+        """Let only the load decide."""
+        key = wish_key(self._application, deployment)
+        await _asked(lambda: _internal_kv_del(key, namespace=NAMESPACE))
+
+    async def _write(self, deployment: str, wish: OperatorWish) -> None:
+        key = wish_key(self._application, deployment)
+        await _asked(lambda: _internal_kv_put(key, wish.to_json(), namespace=NAMESPACE))
+
+    def _scaling_of(self, deployment: str) -> Scaling:
+        application = self._details()
+        rivals = (each for each in group_in(application, deployment) if each != deployment)
+        return replace(
+            scaling_in(application, deployment),
+            is_pinned=read_wish(self._application, deployment).is_pinned,
+            pinned_rival=next(
+                (each for each in rivals if read_wish(self._application, each).is_pinned), None
+            ),
+        )
+
+    def _details(self) -> Mapping[str, Any]:
+        """Return what Serve's controller says about the application."""
+        client = _get_global_client(raise_if_no_controller_running=True)
+        assert client is not None, "it raises"
+        asked = client._controller.get_serve_instance_details.remote()
+        found: Mapping[str, Any] = ray.get(asked, timeout=TIMEOUT_S)["applications"]
+        application: Mapping[str, Any] = found[self._application]
+        return application
+
+
+def scaling_in(application: Mapping[str, Any], deployment: str) -> Scaling:
+    """Return how Serve scales a deployment, whatever operators want.
+
+    Args:
+        application: What Serve's controller says about the application.
+        deployment: The deployment's name.
+    """
+    config = application["deployments"][deployment]["deployment_config"]
+    scaling = config.get("autoscaling_config")
+    if scaling is None:
+        return Scaling(config.get("num_replicas") or 1)
+    policy = scaling.get("policy") or {}
+    return Scaling(scaling.get("min_replicas", 1), policy.get("policy_function") == LOAD_POLICY)
+
+
+def group_in(application: Mapping[str, Any], deployment: str) -> tuple[str, ...]:
+    """Return the deployments that take turns, one of which is this one; none if it takes none.
+
+    Args:
+        application: What Serve's controller says about the application.
+        deployment: The deployment's name.
+    """
+    file = application.get("deployed_app_config") or {}
+    policy = file.get("autoscaling_policy") or {}
+    if policy.get("policy_function") == TURN_POLICY:
+        for models in policy["policy_kwargs"]["groups"].values():
+            names = tuple(map(deployment_name_of, models))
+            if deployment in names:
+                return names
+    return ()
+
+
+async def _asked(ask: Callable[[], T]) -> T:
+    """Return an answer of Ray's control plane, whose calls block.
+
+    Raises:
+        ReplicaUnavailableError: There is none.
+    """
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await asyncio.to_thread(ask)
+    except Exception as error:
+        raise ReplicaUnavailableError(
+            "Ray's control plane does not answer, so nothing was changed. Try again in a moment."
+        ) from error
