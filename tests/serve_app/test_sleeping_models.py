@@ -199,7 +199,7 @@ async def test_requests_to_a_model_that_has_failed_are_refused_with_the_reason(
 async def test_a_request_that_waits_is_refused_once_no_replica_will_run(
     client: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cold_start, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(cold_start, "POLL_INTERVAL_S", 0.01)  # well before the call is made again
     monkeypatch.setattr(serving_states, "MEMORY_S", 0.0)
     asking = asyncio.ensure_future(client.post(CHAT, json=question()))
     await waiting(client.sleeper, 1)
@@ -265,6 +265,7 @@ async def test_a_request_larger_than_all_places_is_left_to_the_replica(client: C
 async def test_a_request_asks_anew_until_serve_says_that_it_has_given_up(
     client: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cold_start, "POLL_INTERVAL_S", 0.001)
     monkeypatch.setattr(cold_start, "PATIENCE_S", 0.01)
     asking = asyncio.ensure_future(client.post(CHAT, json=question()))
     await waiting(client.sleeper, 1)

@@ -119,19 +119,23 @@ class ColdStart:
     async def _ask(self, request: Request[AnswerT]) -> AnswerT:
         """Ask a replica; ask again from time to time while none runs.
 
-        Serve tells only a new call that it has given up on starting one.
+        Serve tells only a new call that it has given up on starting one. The controller's state
+        tells it sooner.
 
         Raises:
             NoReplicaError: None runs, and none will.
             RaystreamError: The replica has failed.
         """
+        now_s = asyncio.get_running_loop().time
         while True:
             asking = asyncio.ensure_future(self._backend.send(request))
+            late_s = now_s() + PATIENCE_S
             try:
-                while not (await asyncio.wait([asking], timeout=PATIENCE_S))[0]:
+                while not (await asyncio.wait([asking], timeout=POLL_INTERVAL_S))[0]:
                     if self.is_cold:
                         await self._require_hope()
-                        break
+                        if now_s() >= late_s and not asking.done():
+                            break
                 else:
                     return asking.result()
             finally:
