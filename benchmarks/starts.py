@@ -85,7 +85,7 @@ def sleep_and_wake(source: Path) -> Phases:
         engine.sleep()
         found["asleep"] = _own_mib(process)
         began_s = time.monotonic()
-        engine.wake(placed.load_again)
+        engine.wake()
         _run_to_first_token(engine)
         waking.append(time.monotonic() - began_s)
     return found | {"wake": median(waking)}

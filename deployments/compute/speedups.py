@@ -22,7 +22,7 @@ from deployments.compute.cpu.linear.prepack import (
 )
 from deployments.compute.cpu.linear.prepacked_linear import can_prepack
 from deployments.compute.cpu.linear.quantization import check_quantization, quantize_model
-from deployments.compute.cpu.linear.weight_memory import WeightMemory, fill_weights, weight_memory
+from deployments.compute.cpu.linear.stored_weights import StoredWeights
 from deployments.compute.device_errors import is_fatal, is_out_of_memory
 from deployments.compute.fusion.fuse import fuse
 from deployments.plan.processor import features, has_bfloat16
@@ -30,12 +30,11 @@ from deployments.plan.processor import features, has_bfloat16
 __all__ = (
     "KVRows",
     "Store",
-    "WeightMemory",
+    "StoredWeights",
     "attend_rows",
     "can_attend_rows",
     "check_quantization",
     "describe_kernels",
-    "fill_weights",
     "find_store",
     "fuse_on_gpu",
     "has_kernels",
@@ -44,7 +43,6 @@ __all__ = (
     "pack_weights",
     "releasing_gil",
     "use_kernels",
-    "weight_memory",
 )
 
 

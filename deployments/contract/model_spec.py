@@ -230,9 +230,10 @@ class ModelConfig(StrictModel):
     """
     light_sleep_after_s: float | None = Field(default=None, gt=0)
     """Seconds without a request after which a replica gives the memory of its weights, and of keys
-    and values, back and keeps its process; the next request loads the weights again, which takes a
-    part of a start. null never does. Only on a CPU, and with raystream's own engine. Serve ends the
-    process later if `min_replicas` is 0 (`downscale_to_zero_delay_s`).
+    and values, back and keeps its process; the next request reads the weights back from a file in
+    the cache folder, which takes a part of a start. null never does. Only on a CPU, and with
+    raystream's own engine. Serve ends the process later if `min_replicas` is 0
+    (`downscale_to_zero_delay_s`).
     """
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "openai", "none"] = "auto"
     """How the model writes tool calls. auto asks its chat template, none refuses tools; the names

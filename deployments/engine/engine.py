@@ -14,18 +14,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-import torch
-
 from deployments.compute.device_errors import is_out_of_memory
 from deployments.compute.host_memory import trim_freed_memory
 from deployments.compute.sdpa import disable_cudnn_attention
 from deployments.compute.speedups import (
-    WeightMemory,
+    StoredWeights,
     can_attend_rows,
-    fill_weights,
     find_store,
     has_kernels,
-    weight_memory,
 )
 from deployments.compute.token_budget import TokenBudget
 from deployments.compute.work_watch import max_work_s
@@ -150,7 +146,7 @@ class Engine:
         self._num_cached_tokens = 0
         self._num_preempted = 0
         self._num_resumed = 0
-        self._given_back: tuple[WeightMemory, ...] | None = None
+        self._weights = StoredWeights(model)
 
     @property
     def kv_bytes(self) -> int:
@@ -289,7 +285,7 @@ class Engine:
     @property
     def is_asleep(self) -> bool:
         """Whether the weights' memory is given back; then no step can run."""
-        return self._given_back is not None
+        return self._weights.is_given_back
 
     def sleep(self) -> bool:
         """Give back the memory of weights, keys and values, on a CPU; all else stays as it is.
@@ -298,31 +294,29 @@ class Engine:
         captured steps stay, too.
 
         Returns:
-            Whether it sleeps now: not while there is work.
+            Whether it sleeps now: not while there is work, nor if the disk has no room for the
+            weights.
         """
         if self.has_work:
             return False
-        if self._given_back is None:
+        if not self.is_asleep:
+            try:
+                self._weights.give_back()
+            except (OSError, RuntimeError) as error:
+                logger.warning("the model can't sleep: its weights can't be written: %s", error)
+                return False
             self._scheduler.table.drop_retained()
             self._kv.give_back_all()
-            self._given_back = weight_memory(self._model)
-            for weight in self._given_back:
-                weight.give_back()
             trim_freed_memory()
         return True
 
-    def wake(self, load: Callable[[], torch.nn.Module]) -> None:
+    def wake(self) -> None:
         """Fill the weights' memory again; do nothing if the engine is awake.
 
-        Args:
-            load: Loads the model once more, from the same files and in the same way.
-
         Raises:
-            Exception: It can't be loaded; the engine must not be used any more.
+            OSError: They can't be read; the engine must not be used any more.
         """
-        if self._given_back is not None:
-            fill_weights(self._given_back, load())
-            self._given_back = None
+        self._weights.fill()
 
     def _schedule(self) -> StepPlan:
         """Decide what runs, and prepare the KV memory for it."""

@@ -23,8 +23,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-import torch
-
 from deployments.compute.work_watch import WorkWatch
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
 from deployments.engine.detokenizing.detokenizers import Deltas
@@ -174,11 +172,8 @@ class EngineThread:
         """
         return self._change(Engine.sleep)
 
-    def wake(self, load: Callable[[], torch.nn.Module]) -> "Future[bool]":
-        """Post that the engine is to wake; an error of `load` ends the thread.
-
-        Args:
-            load: See `Engine.wake`; called on the thread.
+    def wake(self) -> "Future[bool]":
+        """Post that the engine is to wake; if it can't, its thread ends.
 
         Returns:
             True when it is awake; the error if it can't be.
@@ -188,7 +183,7 @@ class EngineThread:
         """
 
         def wake(engine: Engine) -> bool:
-            engine.wake(load)
+            engine.wake()
             return True
 
         return self._change(wake)

@@ -12,8 +12,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Protocol
 
-import torch
-
 from deployments.compute.work_watch import is_hung
 from deployments.contract.errors import GenerationFailedError, ReplicaUnavailableError
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
@@ -40,10 +38,6 @@ class Placed(Protocol):
     @property
     def facts(self) -> EngineFacts:
         """What is known of it and its model."""
-        ...
-
-    def load_again(self) -> torch.nn.Module:
-        """Load the model's weights once more; see `Engine.wake`."""
         ...
 
 
@@ -116,15 +110,14 @@ class AsyncEngine(AnyEngine):
         return slept
 
     async def wake(self) -> None:
-        """Load the weights again; if that fails, the engine has failed.
+        """Read the weights again; if that fails, the engine has failed.
 
         Raises:
-            ReplicaUnavailableError: They can't be loaded, and why; or the engine has failed.
+            ReplicaUnavailableError: They can't be read, and why; or the engine has failed.
             GenerationAbortedError: The engine was stopped.
         """
         try:
-            change = self._thread.wake(self._placed.load_again)
-            await asyncio.shield(asyncio.wrap_future(change))
+            await asyncio.shield(asyncio.wrap_future(self._thread.wake()))
         except EngineDeadError as error:
             raise self._end_error() from error
         except Exception as error:

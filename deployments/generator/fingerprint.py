@@ -55,17 +55,6 @@ def content_digest(folder: Path) -> str:
         return _digest_of(zip(names, digests, strict=True))
 
 
-def file_states(folder: Path) -> Mapping[str, tuple[int, int]]:
-    """Return the size and the time of change (ns) of each of a model's files, by name.
-
-    Raises:
-        OSError: A file can't be read.
-    """
-    files = {path for pattern in PATTERNS for path in folder.glob(pattern)}
-    states = {path.relative_to(folder).as_posix(): path.stat() for path in files}
-    return {name: (state.st_size, state.st_mtime_ns) for name, state in states.items()}
-
-
 def model_folder(spec: ModelSpec) -> Path:
     """Return the folder of a model's files; a hub's model must have been loaded before.
 

@@ -4,23 +4,17 @@ It is made on the engine's thread (`deployments.engine.engine_thread`), whose nu
 threads it sets.
 """
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-
-import torch
-from transformers import PreTrainedModel
 
 from deployments.contract.model_spec import ModelSpec
 from deployments.contract.telemetry.start_progress import StartProgress
 from deployments.contract.unsupported_model import UnsupportedModelError
-from deployments.device.device import MemoryDevice, num_cores
+from deployments.device.device import MemoryDevice
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
-from deployments.engine.model.loader import LoadedModel, load_again, load_config, load_model
-from deployments.generator.fingerprint import file_states, versions_of
+from deployments.engine.model.loader import LoadedModel, load_config, load_model
+from deployments.generator.fingerprint import versions_of
 from deployments.generator.text_engine import EngineFacts
 from deployments.plan.memory_budget import GIB
 from deployments.plan.replica_plan import ReplicaPlan
@@ -45,8 +39,6 @@ class PlacedEngine:
         plan: The sizes of the replica, and how its share of the device is divided.
         num_threads: Number of compute threads.
         measured: What the start has measured of the device's memory; None on a CPU.
-        files: The state of the model's files before it was loaded; empty for a hub's, which don't
-            change, and for a model that never sleeps.
     """
 
     engine: Engine
@@ -54,31 +46,6 @@ class PlacedEngine:
     plan: ReplicaPlan
     num_threads: int
     measured: MeasuredMemory | None = None
-    files: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-
-    def load_again(self) -> PreTrainedModel:
-        """Load the weights once more, with all cores, on the engine's thread; see `Engine.wake`.
-
-        Raises:
-            UnsupportedModelError: Files are missing, damaged or others than before.
-        """
-        entry, plan = self.plan.spec.entry, self.plan
-        if self.files and self.files != _files_of(plan.spec):
-            raise UnsupportedModelError(
-                f"can't load {plan.spec.source!r} again: its files have changed since the replica "
-                "started"
-            )
-        torch.set_num_threads(num_cores())
-        try:
-            return load_again(
-                plan.spec.source,
-                revision=entry.revision,
-                dtype=plan.dtype,
-                device=self.loaded.model.device,
-                quantization=entry.quantization,
-            )
-        finally:
-            torch.set_num_threads(self.num_threads)
 
     @property
     def facts(self) -> EngineFacts:
@@ -143,7 +110,6 @@ def place_engine(
             "light_sleep_after_s: only a model on a CPU sleeps lightly; write `device: cpu`, or "
             "leave it out"
         )
-    files = _files_of(spec)
     plan = plan_share(spec, load_config(spec.source, revision=entry.revision), device)
     load = partial(
         load_model,
@@ -169,9 +135,4 @@ def place_engine(
         engine.warm_up()
     end_phase("warm-up")
     measured = measure_memory(device, loaded.num_weight_bytes, engine.captured_bytes)
-    return PlacedEngine(engine, loaded, plan, num_threads, measured, files)
-
-
-def _files_of(spec: ModelSpec) -> Mapping[str, tuple[int, int]]:
-    is_watched = spec.entry.light_sleep_after_s is not None and os.path.isabs(spec.source)
-    return file_states(Path(spec.source)) if is_watched else {}
+    return PlacedEngine(engine, loaded, plan, num_threads, measured)

@@ -84,9 +84,9 @@ async def test_answers_are_the_same_before_and_after(shared: Replica) -> None:
         assert report.state is SleepState.ASLEEP
         assert report.num_sleeps >= number
         engine = shared._engine._placed.engine
-        assert engine._given_back
-        inner = [each._bytes()[PAGESIZE:-PAGESIZE] for each in engine._given_back]
-        assert not any(pages.any() for pages in inner)
+        inner = [each.content[PAGESIZE:-PAGESIZE] for each in engine._weights._weights]
+        assert inner
+        assert not any(map(any, inner))
         after = await read(shared, request())
         assert "".join(d.text for d in after) == "".join(d.text for d in before)
         assert [i for d in after for i in d.token_ids] == [i for d in before for i in d.token_ids]
@@ -139,24 +139,28 @@ async def test_it_ends_at_once_while_it_sleeps(own: Replica) -> None:
         await own._engine.wake()
 
 
-async def test_files_that_have_changed_are_not_loaded_into_the_old_version(own: Replica) -> None:
-    await own.fall_asleep()
-    source = Path(own._spec.source) / "config.json"
-    os.utime(source, ns=(0, source.stat().st_mtime_ns + 1))
-    with pytest.raises(RaystreamError, match="files have changed since the replica started"):
-        await read(own, request())
-
-
-async def test_a_replica_that_can_not_wake_says_why_and_is_replaced(
-    own: Replica, monkeypatch: pytest.MonkeyPatch
+async def test_it_stays_awake_if_its_weights_can_not_be_written(
+    own: Replica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", failing(OSError("the disk is full")))
+    before = await read(own, request())
+    own._sleeper._look()
+    await until(lambda: own._sleeper._change is None)
+    assert own._sleeper.state is SleepState.AWAKE
+    assert "can't be written: the disk is full" in caplog.text
+    after = await read(own, request())
+    assert [i for d in after for i in d.token_ids] == [i for d in before for i in d.token_ids]
+
+
+async def test_a_replica_that_can_not_wake_says_why_and_is_replaced(own: Replica) -> None:
     await own.fall_asleep()
-    broken = failing(UnsupportedModelError("its weights are damaged"))
-    monkeypatch.setattr("deployments.generator.placed_engine.load_again", broken)
+    file = own._engine._placed.engine._weights._file
+    assert file is not None
+    os.ftruncate(file.fileno(), 0)
     requests = [read(own, request(f"r{i}")) for i in range(3)]
     results = await asyncio.gather(*requests, return_exceptions=True)
     assert {str(each) for each in results} == {
-        "The model could not be woken: its weights are damaged"
+        "The model could not be woken: the file of the weights has ended too early"
     }
     await until(lambda: not own._engine.is_alive)
     with pytest.raises(EngineDeadError):

@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch
 
 from deployments.contract.errors import (
     GenerationAbortedError,
@@ -46,9 +45,6 @@ class Bare:
 
     engine: Engine
     facts: Any = None
-
-    def load_again(self) -> torch.nn.Module:
-        raise NotImplementedError
 
 
 class Observed(AsyncEngine):

@@ -93,41 +93,12 @@ def load_model(
     config = load_config(source, revision=revision)
     with wrap_load_errors(source, "its tokenizer"):
         tokenizer, processor = _load_text_side(source, config, revision)
-    model = _load_weights(source, config, revision, dtype, device)
-    prepare_model(model, quantization)
-    return LoadedModel(model, tokenizer, processor, _eos_token_ids(model, tokenizer))
-
-
-def load_again(
-    source: str,
-    *,
-    revision: str | None,
-    dtype: str,
-    device: torch.device,
-    quantization: str | None = None,
-) -> PreTrainedModel:
-    """Load the weights alone, as `load_model` does: of a model that it has accepted before.
-
-    Raises:
-        UnsupportedModelError: Files are missing or damaged.
-    """
-    config = load_config(source, revision=revision)
-    model = _load_weights(source, config, revision, dtype, device)
-    _lay_out(model, quantization)
-    return model
-
-
-def _load_weights(
-    source: str,
-    config: PreTrainedConfig,
-    revision: str | None,
-    dtype: str,
-    device: torch.device,
-) -> PreTrainedModel:
     auto = AutoModelForImageTextToText if has_images(config) else AutoModelForCausalLM
     with wrap_load_errors(source, "its weights", config):
         chosen = choose_dtype(config, dtype, device)
-        return load_weights(auto, source, config, chosen, revision, device)
+        model = load_weights(auto, source, config, chosen, revision, device)
+    prepare_model(model, quantization)
+    return LoadedModel(model, tokenizer, processor, _eos_token_ids(model, tokenizer))
 
 
 def load_config(source: str, *, revision: str | None) -> PreTrainedConfig:
@@ -171,19 +142,13 @@ def prepare_model(model: PreTrainedModel, quantization: str | None = None) -> No
     """
     check_quantization(quantization, model.device)
     check_class(model)
-    model.train(mode=False)
+    model.train(mode=False).requires_grad_(requires_grad=False)
     check_positions(model)
     register_attention()
     is_composite = model.config.get_text_config() is not model.config
     model.set_attn_implementation(
         {"text_config": ATTENTION_NAME} if is_composite else ATTENTION_NAME
     )
-    _lay_out(model, quantization)
-
-
-def _lay_out(model: PreTrainedModel, quantization: str | None) -> None:
-    """Join layers that read the same rows, and pack weights for the CPU's kernels, in place."""
-    model.requires_grad_(requires_grad=False)
     if model.device.type == "cpu":
         pack_weights(model, quantization)
     else:

@@ -27,8 +27,8 @@ class UnsafeFileError(OSError):
     """Another user could have written what is read; the text names it."""
 
 
-def kernel_folder() -> Path:
-    """Return the folder of compiled kernels, which may not exist.
+def cache_folder() -> Path:
+    """Return the folder of what may be made again at any time; it may not exist.
 
     Source: https://specifications.freedesktop.org/basedir-spec/latest/ (XDG_CACHE_HOME)
 
@@ -37,7 +37,12 @@ def kernel_folder() -> Path:
     """
     named = os.environ.get("XDG_CACHE_HOME", "")
     cache = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
-    return cache / "raystream" / "kernels"
+    return cache / "raystream"
+
+
+def kernel_folder() -> Path:
+    """Return the folder of compiled kernels, which may not exist; see `cache_folder`."""
+    return cache_folder() / "kernels"
 
 
 def read_kernel(key: bytes) -> bytes | None:
