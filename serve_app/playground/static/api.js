@@ -50,7 +50,7 @@ function inWords(status, error, retryAfterS) {
         readKey() ? "The server does not know this key." : "The server asks for a key.", found);
     case 403:
       return new ApiError(
-        readKey() ? "This key lacks the right to see that." : "The server shows that to operators only.", found);
+        readKey() ? "This key lacks the right to do that." : "The server allows that to operators only.", found);
     case 429:
       return new ApiError(`This key has used up its limit${later}`, found);
     case 503:

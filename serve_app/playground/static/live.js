@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { ask } from "./api.js";
 import { Chart } from "./chart.js";
 import { TIMES, averageRunning, growth, growthBy, lasting, mean, samplesOf, total } from "./metrics.js";
-import { Wake, stateText } from "./models.js";
+import { Actions, stateText, useLatest } from "./models.js";
 import { ErrorNotice, number, size } from "./parts.js";
 
 const INTERVAL_MS = 2000;
@@ -171,8 +171,8 @@ export function Live({ isShown, onKey }) {
         ${figures.average?.keys.some(({ name }) => name) && html`<${Keys} keys=${figures.average.keys} />`}
         ${figures.batches && html`
           <${figures.batches.Batches} batches=${figures.batches.batches} onChange=${retry} />`}
-        ${figures.models.map((model) => html`<${Model} key=${model.id} model=${model} samples=${figures.samples}
-          onChange=${retry} />`)}`}
+        ${figures.models.map((model) => html`<${Model} key=${model.id} found=${model} foundMs=${figures.ms}
+          samples=${figures.samples} onChange=${retry} />`)}`}
     </div>`;
 }
 
@@ -193,20 +193,23 @@ const STATES = { healthy: "●", failing: "▲" };
 /** @param {number | null} part */
 const percent = (part) => (part === null ? "–" : `${number(part * 100, 1)} %`);
 
-function Model({ model, samples, onChange }) {
+function Model({ found, foundMs, samples, onChange }) {
+  const [model, noteState] = useLatest(found, foundMs);
   const counts = Object.entries(model.num_replicas).map(([state, count]) => `${count} ${state.toLowerCase()}`);
   const own = { model_name: model.id };
   return html`
     <section class="model" aria-label=${model.id}>
       <h3>${model.id} <span class="tag">${model.task}</span> <span
-        class=${`tag is-${model.state}`}>${stateText(model.state)}</span></h3>
+        class=${`tag is-${model.state}`}>${stateText(model.state)}</span>
+        ${model.pinned && html` <span class="tag">pinned</span>`}
+        ${model.going_to_sleep && html` <span class="tag">going to sleep</span>`}</h3>
       <p class="detail">
         ${counts.join(", ") || WITHOUT_REPLICA[model.state] || "No replica"}; ${number(total(samples[REFUSED], own))} refused,
         ${" "}${number(total(samples[MOVED], own))} moved${model.num_parked > 0 && `, ${number(model.num_parked)} parked now`}
         ${model.silent_replicas.length > 0 && html`; no answer from ${model.silent_replicas.join(", ")}`}
         ${model.message && html`. ${model.message}`}
       </p>
-      <${Wake} model=${model} onChange=${onChange} />
+      <${Actions} model=${model} onState=${noteState} onWake=${onChange} />
       ${model.replicas.length > 0 && html`<${Replicas} model=${model} /><${Memory} model=${model} />`}
     </section>`;
 }

@@ -1,6 +1,7 @@
-// The models that the server is configured with: their states, asked for again and again, and their facts.
+// The models that the server is configured with: their states, asked for again and again, their facts, and the buttons
+// that wake them, put them to sleep and pin them.
 
-import { html, useCallback, useEffect, useState } from "./vendor/preact.js";
+import { html, useCallback, useEffect, useRef, useState } from "./vendor/preact.js";
 import { ask } from "./api.js";
 import { Icon } from "./icons.js";
 import { ErrorNotice, announce, number, size } from "./parts.js";
@@ -123,10 +124,11 @@ export const wakingRequest = ({ id: model, task }) => ({
 })[task];
 
 /**
- * A button that wakes a model that sleeps.
- * @param {{model: {id: string, task: string, state: string}, onChange?: () => void}} props
+ * A button that wakes a model that sleeps. Its request starts a replica and is answered once that runs.
+ * @param {{model: {id: string, task: string, state: string}, request?: {path: string, body: object},
+ *   onChange?: () => void}} props
  */
-export function Wake({ model, onChange }) {
+function Wake({ model, request = wakingRequest(model), onChange }) {
   const [sinceMs, setSince] = useState(0);
   const [nowMs, setNow] = useState(0);
   const [error, setError] = useState(/** @type {any} */ (null));
@@ -136,7 +138,7 @@ export function Wake({ model, onChange }) {
     return () => clearInterval(timer);
   }, [sinceMs]);
   const wake = async () => {
-    const { path, body } = wakingRequest(model);
+    const { path, body } = request;
     setError(null);
     setNow(performance.now());
     setSince(performance.now());
@@ -158,4 +160,82 @@ export function Wake({ model, onChange }) {
     <${ErrorNotice} error=${error} onRetry=${wake} />
     ${model.state === "asleep" && !error && html`
       <p class="row"><button type="button" onClick=${wake}><${Icon} name="wake" />Wake ${model.id}</button></p>`}`;
+}
+
+/**
+ * @typedef {{state: string, pinned: boolean, going_to_sleep: boolean}} ModelState
+ * @typedef {ModelState & {id: string, task: string}} Operated A model of `/v1/devices`.
+ */
+
+/** How old `/v1/devices` may be: the server keeps it, and the states in it, for a second each. */
+const MAX_AGE_MS = 2_000;
+
+/**
+ * Return a model as an operator's action has left it, until what is found is newer than that.
+ * @template {Operated} ModelT
+ * @param {ModelT} found
+ * @param {number} foundMs When.
+ * @returns {[ModelT, (state: ModelState) => void]} The function takes what an action has answered.
+ */
+export function useLatest(found, foundMs) {
+  const [left, setLeft] = useState({ ms: -Infinity, state: /** @type {Partial<ModelState>} */ ({}) });
+  const note = ({ state, pinned, going_to_sleep }) =>
+    setLeft({ ms: performance.now(), state: { state, pinned, going_to_sleep } });
+  return [foundMs < left.ms + MAX_AGE_MS ? { ...found, ...left.state } : found, note];
+}
+
+/**
+ * Return what an operator may do to a model besides waking it, as pairs of an action and its button's name.
+ * @param {ModelState} model
+ * @returns {[string, string][]} The button of the pin is the first, so that it keeps the focus when it changes.
+ */
+export function actionsOf({ state, pinned, going_to_sleep: isGoing }) {
+  if (pinned) return [["unpin", "Unpin"]];
+  if (isGoing) return [["pin", "Pin"], ["wake", "Cancel sleep"]];
+  return state === "running" ? [["pin", "Pin"], ["sleep", "Put to sleep"]] : [["pin", "Pin"]];
+}
+
+/** @param {string} id @param {string} action @returns {{path: string, body: object}} */
+const actionOn = (id, action) => ({
+  path: `v1/models/${id.split("/").map(encodeURIComponent).join("/")}/${action}`,
+  body: {},
+});
+
+const DONE = {
+  pin: "is pinned.",
+  unpin: "is no longer pinned.",
+  sleep: "sleeps once it has nothing to do.",
+  wake: "does not go to sleep.",
+};
+
+/**
+ * What an operator may do to a model.
+ * @param {{model: Operated, onState: (state: ModelState) => void, onWake: () => void}} props `onState` is told what an
+ *   action has left, and `onWake` is called when the model was woken, or could not be.
+ */
+export function Actions({ model, onState, onWake }) {
+  const [error, setError] = useState(/** @type {any} */ (null));
+  const isActing = useRef(false);
+  const act = async (/** @type {string} */ action) => {
+    if (isActing.current) return;
+    isActing.current = true;
+    setError(null);
+    try {
+      const { path, body } = actionOn(model.id, action);
+      onState(await (await ask(path, { body })).json());
+      announce(`${model.id} ${DONE[action]}`);
+    } catch (problem) {
+      setError(problem);
+    } finally {
+      isActing.current = false;
+    }
+  };
+  return html`
+    <${ErrorNotice} error=${error} />
+    <div class="row" role="group" aria-label=${`Actions on ${model.id}`}>
+      ${!model.pinned && html`
+        <${Wake} model=${model} request=${actionOn(model.id, "wake?wait=true")} onChange=${onWake} />`}
+      ${actionsOf(model).map(([action, name]) => html`
+        <button type="button" aria-label=${`${name}: ${model.id}`} onClick=${() => act(action)}>${name}</button>`)}
+    </div>`;
 }

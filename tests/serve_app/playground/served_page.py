@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from playwright.async_api import Browser, Locator
 
 from deployments.plan.replica_report import ReplicaReport
 from serve_app.backends.models.devices import DeviceSources
+from serve_app.backends.models.operator_actions import Scaling
+from serve_app.backends.models.serving_states import DeploymentState
 from serve_app.backends.replicas.replica_reports import Reports
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
@@ -30,6 +32,42 @@ MODELS = [
     {"id": "c", "source": "nowhere", "task": "classify"},
     {"id": "e", "source": "nowhere", "task": "embed"},
 ]
+
+
+class Operated(Sleeper):
+    """A sleeper that operators act on, with Serve's scaling of it; see `ScalingControl`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaling = Scaling(0, has_load_policy=True)
+        self.wish: str | None = None
+
+    async def ping(self) -> None:
+        await super().ping()
+        await self.loads.wait()
+        self.run()
+
+    async def states(self) -> dict[str, DeploymentState]:
+        told = replace(
+            (await super().states())["m"],
+            is_pinned=self.wish == "pin",
+            is_going_to_sleep=self.wish == "sleep",
+        )
+        return {"m": told}
+
+    async def scaling_of(self, deployment: str) -> Scaling:
+        assert deployment == "m"
+        return replace(self.scaling, is_pinned=self.wish == "pin")
+
+    async def pin(self, deployment: str) -> None:
+        self.wish = "pin"
+
+    async def end(self, deployment: str) -> bool:
+        self.wish = "sleep"
+        return self.replicas.has_any
+
+    async def release(self, deployment: str) -> None:
+        self.wish = None
 
 
 @dataclass
@@ -96,6 +134,7 @@ def _asleep(sleeper: Sleeper) -> dict[str, Any]:
         "replicas": {"m": sleeper.replicas},
         "describe_files": sleeper.describe_files,
         "ask_states": sleeper.states,
+        "scaling": sleeper if isinstance(sleeper, Operated) else None,
     }
 
 

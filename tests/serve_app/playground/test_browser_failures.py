@@ -179,6 +179,7 @@ async def test_a_server_with_keys_asks_for_one_and_keeps_it_in_this_tab_only(
         assert ALICE not in await code.inner_text()
         await page.show("Live")
         await expect(page.page.get_by_role("alert")).to_contain_text("lacks the scope 'operate'")
+        await expect(page.button("Pin:", exact=False)).to_have_count(0)
         assert page.tab.foreign(page.url, "data:") == []
 
 

@@ -12,15 +12,16 @@ from playwright.async_api import Browser, Route, expect
 from deployments.contract.errors import OverloadedError
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.output import FinishReason, TextDelta
-from serve_app.backends.models import serving_states
+from deployments.plan.replica_report import ReplicaReport
+from serve_app.backends.models import devices, serving_states
+from serve_app.backends.models.operator_actions import Scaling
 from tests.browser import tab_of
 from tests.images import png
 from tests.replica_reports import gpu_report
 from tests.serve_app.fakes import HELLO, FakeBackend, FakeStream, Step
-from tests.serve_app.playground.served_page import Models, Page, opened, serving
+from tests.serve_app.playground.served_page import Models, Operated, Page, opened, serving
 from tests.serve_app.playground.test_browser_chat import texts
 from tests.serve_app.playground.test_code import printed_by
-from tests.serve_app.test_sleeping_models import Sleeper
 
 LONGEST_ARGUMENT = 128 * 1024
 """What Linux lets a program have as one argument, in bytes."""
@@ -98,21 +99,88 @@ async def test_two_answers_to_one_question_stand_next_to_each_other(
         page.check_quiet()
 
 
+@pytest.mark.parametrize(("tab", "num_pings"), [("Chat", 0), ("Live", 1)])
 async def test_a_model_that_sleeps_is_woken_by_a_button(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch, tab: str, num_pings: int
+) -> None:
+    monkeypatch.setattr(serving_states, "MEMORY_S", 0.0)
+    sleeper = Operated()
+    async with opened(browser, Models(sleeper), monkeypatch) as page:
+        await page.open(tab.lower())
+        shown = page.page.get_by_role("tabpanel", name=tab)
+        await expect(shown).to_contain_text("asleep")
+        await shown.get_by_role("button", name="Wake m").click()
+        await expect(shown).to_contain_text("Waking m")
+        sleeper.loads.set()
+        await expect(shown).to_contain_text("ready")
+        await expect(shown.get_by_role("button", name="Wake m")).to_have_count(0)
+        # Only operators see the tab Live, where the button is their action. In the chat it is a
+        # request that any user may send.
+        assert sleeper.num_pings == num_pings
+        page.check_quiet()
+
+
+async def test_an_operator_puts_a_model_to_sleep_and_pins_it(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving_states, "MEMORY_S", 0.0)
-    sleeper = Sleeper()
-    models = Models(sleeper)
-    async with opened(browser, models, monkeypatch) as page:
+    sleeper = Operated()
+    sleeper.run()
+    async with opened(browser, Models(sleeper), monkeypatch) as page:
         await page.open("live")
         model = page.page.get_by_role("region", name="m", exact=True)
-        await expect(model).to_contain_text("asleep")
-        await page.button("Wake m").locator("visible=true").click()
-        await expect(model).to_contain_text("Waking m")
-        sleeper.loads.set()
-        await expect(model).to_contain_text("ready")
-        await expect(model.get_by_role("button", name="Wake m")).to_have_count(0)
+        tags = model.locator(".tag")
+        await page.button("Put to sleep: m").click()
+        await expect(tags).to_have_text(["generate", "ready", "going to sleep"])
+        assert sleeper.wish == "sleep"
+        await expect(page.button("Cancel sleep: m")).to_be_focused()
+        await page.button("Cancel sleep: m").click()
+        await expect(tags).to_have_text(["generate", "ready"])
+        assert sleeper.wish is None
+        await page.button("Pin: m").click()
+        await expect(tags).to_have_text(["generate", "ready", "pinned"])
+        assert sleeper.wish == "pin"
+        # A pinned model does not sleep.
+        await expect(model.get_by_role("button")).to_have_text(["Unpin"])
+        await expect(page.button("Unpin: m")).to_be_focused()
+        await page.button("Unpin: m").click()
+        await expect(tags).to_have_text(["generate", "ready"])
+        assert sleeper.wish is None
+        page.check_quiet()
+        sleeper.scaling = Scaling(1, has_load_policy=True)
+        await page.button("Put to sleep: m").click()
+        await expect(model.get_by_role("alert")).to_contain_text("write min_replicas: 0 in the")
+        await expect(tags).to_have_text(["generate", "ready"])
+
+
+async def test_live_shows_what_an_action_has_left_until_newer_figures_come(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "MEMORY_S", 0.0)
+    models = Models()
+    async with opened(browser, models, monkeypatch) as page:
+        clock = page.page.clock
+        await clock.install(time=0)
+        await page.open("live")
+        running = page.page.locator(".tiles div", has_text="Running")
+        await expect(running).to_contain_text("now 7")
+        await clock.pause_at(3_600)
+        models.reports = runs(1)
+        while "now 1" not in await running.inner_text():
+            await clock.run_for(100)
+        # The figures have just come; the next ones come in two seconds. They never say that the
+        # model is pinned, since nothing scales it.
+        await clock.run_for(1_000)
+        await page.button("Pin: m").click()
+        await expect(page.button("Unpin: m")).to_be_visible()
+        models.reports = runs(2)
+        await clock.run_for(1_000)
+        await expect(running).to_contain_text("now 2")
+        await expect(page.button("Unpin: m")).to_be_visible()
+        models.reports = runs(3)
+        await clock.run_for(2_000)
+        await expect(running).to_contain_text("now 3")
+        await expect(page.button("Pin: m")).to_be_visible()
         page.check_quiet()
 
 
@@ -224,8 +292,7 @@ async def test_live_shows_replicas_and_counts_and_asks_only_while_it_is_seen(pag
     await page.page.clock.run_for(3_000)  # an average takes two readings
     await expect(keys.get_by_role("row").nth(1)).to_contain_text("alice")
     # What changes is shown without a touch.
-    busier = gpu_report("r1")
-    page.models.reports = {"m": (replace(busier, work=replace(busier.work, num_running=5)),)}
+    page.models.reports = runs(5)
     await expect(running).to_contain_text("now 5")
     await page.show("Chat")
     seen = len(page.tab.requested)
@@ -317,6 +384,12 @@ async def test_live_asks_for_no_batches_of_a_server_that_keeps_none(page: Page) 
         await page.page.clock.run_for(3_000)
     assert [url for url in page.tab.requested if "batches" in url] == []
     await expect(page.page.get_by_role("region", name="Batches")).to_have_count(0)
+
+
+def runs(num_running: int) -> dict[str, tuple[ReplicaReport, ...]]:
+    """Return the reports of one replica that runs as many sequences."""
+    report = gpu_report("r1")
+    return {"m": (replace(report, work=replace(report.work, num_running=num_running)),)}
 
 
 def refused(replica: str, count: int) -> str:

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { moduleOf } from "./page.mjs";
 
-const { factsOf, pauseMs, placeholdersOf, wakingRequest } = await moduleOf("models");
+const { actionsOf, factsOf, pauseMs, placeholdersOf, wakingRequest } = await moduleOf("models");
 
 const SAMPLING = { temperature: 0.7, top_p: 1, top_k: 20, min_p: 0, repetition_penalty: 1.1, max_tokens: null };
 const MODEL = {
@@ -48,4 +48,12 @@ test("each kind of model has a smallest request that wakes it", () => {
     assert.ok(path);
     assert.equal(body.model, "m");
   }
+});
+
+test("operators are offered what changes something, and the pin first", () => {
+  const offered = (state, pinned, going_to_sleep) => actionsOf({ state, pinned, going_to_sleep }).map(([action]) => action);
+  assert.deepEqual(offered("running", false, false), ["pin", "sleep"]);
+  assert.deepEqual(offered("running", false, true), ["pin", "wake"]);
+  for (const state of ["asleep", "scaling", "down", "failed"]) assert.deepEqual(offered(state, false, false), ["pin"]);
+  for (const state of ["running", "asleep", "scaling"]) assert.deepEqual(offered(state, true, false), ["unpin"]);
 });
