@@ -3,7 +3,7 @@
 import asyncio
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from mmap import PAGESIZE
@@ -57,15 +57,16 @@ class Replica(TextGenerator):
         assert self._sleeper.state is SleepState.ASLEEP
 
 
+# Both are coroutines since `@serve.batch` stays with the event loop that runs when a replica is made.
 @pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[Replica]:
+async def shared(folder: Path) -> AsyncIterator[Replica]:
     made = Replica(folder)
     yield made
     made.__del__()
 
 
 @pytest.fixture
-def own(folder: Path) -> Iterator[Replica]:
+async def own(folder: Path) -> AsyncIterator[Replica]:
     made = Replica(folder)
     yield made
     made.__del__()

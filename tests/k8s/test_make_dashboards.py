@@ -45,6 +45,10 @@ def test_every_metric_of_text_models_and_ingresses_is_shown() -> None:
         # Only of servers with `jobs.folder`.
         "raystream_batch_lines_total",
         "raystream_batches_running",
+        # Only of models with `light_sleep_after_s`; `/v1/devices` tells them by replica.
+        "raystream_replica_asleep",
+        "raystream_replica_asleep_memory_bytes",
+        "raystream_replica_last_wake_seconds",
         # Only of poolers, or of no use as a curve.
         "raystream_batch_sequences",
         "raystream_batch_tokens",
