@@ -10,6 +10,7 @@ from mmap import PAGESIZE
 from pathlib import Path
 
 import pytest
+from ray import serve
 
 from deployments.contract.errors import RaystreamError
 from deployments.contract.generation import GenerationRequest
@@ -18,6 +19,7 @@ from deployments.contract.sampling_params import SamplingParams
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.engine_thread import EngineDeadError
 from deployments.generator.placed_engine import place_engine
+from deployments.generator.prompt_encoder import EncodedPrompt
 from deployments.plan.replica_report import ReplicaState, SleepState
 from deployments.replica.assigned_device import open_assigned_device
 from deployments.text_generator import TextGenerator
@@ -46,6 +48,13 @@ class Replica(TextGenerator):
         entry = {"dtype": "auto", "max_model_len": 512, "light_sleep_after_s": 3600}
         super().__init__(spec(folder, **entry), end_process=self._note_end)
 
+    @serve.batch
+    async def _encode(
+        self, requests: list[GenerationRequest]
+    ) -> list[EncodedPrompt | RaystreamError]:
+        """Encode requests: by a queue of its own, since a class's stays with one event loop."""
+        return self._encoder.encode(requests)
+
     def _note_end(self) -> None:
         self.ends += 1
 
@@ -57,7 +66,7 @@ class Replica(TextGenerator):
         assert self._sleeper.state is SleepState.ASLEEP
 
 
-# Both are coroutines since `@serve.batch` stays with the event loop that runs when a replica is made.
+# Replicas end while there is an event loop: their sockets are closed there.
 @pytest.fixture(scope="module")
 async def shared(folder: Path) -> AsyncIterator[Replica]:
     made = Replica(folder)
