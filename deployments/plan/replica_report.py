@@ -182,7 +182,7 @@ class SleepState(StrEnum):
     """It does not hold them; a request wakes it."""
 
     WAKING = "waking"
-    """They are being loaded again."""
+    """They are being read back."""
 
 
 @dataclass(frozen=True, slots=True)

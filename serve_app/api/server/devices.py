@@ -168,7 +168,7 @@ class LightSleep(Figures):
 
     state: SleepState = Field(
         description="`awake`; `falling_asleep`: memory is being given back; `asleep`: a request "
-        "wakes it; `waking`: its weights are being loaded again."
+        "wakes it; `waking`: its weights are being read back."
     )
     state_unix_s: float = Field(description="Since when it is so, in Unix seconds.")
     num_sleeps: int = Field(description="How often it has fallen asleep.")
