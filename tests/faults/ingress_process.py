@@ -113,8 +113,15 @@ class _RemoteStream:
 
 
 @asynccontextmanager
-async def listening_replica(generator: GeneratorReplica) -> AsyncIterator[int]:
-    """Answer the requests of ingresses in other processes; yield the port."""
+async def listening_replica(
+    generator: GeneratorReplica, flows: asyncio.Event | None = None
+) -> AsyncIterator[int]:
+    """Answer the requests of ingresses in other processes; yield the port.
+
+    Args:
+        generator: The replica.
+        flows: While it is not set, no stream goes on; without it, all always do.
+    """
     async with aclosing(local_backend(generator)) as backend:
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -126,6 +133,8 @@ async def listening_replica(generator: GeneratorReplica) -> AsyncIterator[int]:
             async with aclosing(stream):
                 _write(writer, stream.accepted)
                 async for deltas in stream:
+                    if flows is not None:
+                        await flows.wait()
                     _write(writer, deltas)
                     await writer.drain()
                 _write(writer, None)

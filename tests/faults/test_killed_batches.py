@@ -3,6 +3,7 @@
 The ingresses are processes that share a folder, and their replica is a real one, in this process.
 """
 
+import asyncio
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -65,8 +66,10 @@ async def test_each_line_of_a_batch_has_one_result_whatever_dies(
 ) -> None:
     processes, description = context(), await generator.describe()
     text, total = lines(num_good, num_bad), num_good + num_bad
+    flows = asyncio.Event()
+    flows.set()
     async with (
-        listening_replica(generator) as port,
+        listening_replica(generator, flows) as port,
         httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_keepalive_connections=0)) as client,
     ):
         start = partial(Ingress, processes, description, port)
@@ -83,8 +86,12 @@ async def test_each_line_of_a_batch_has_one_result_whatever_dies(
                 survivor = BatchClient(client, ingresses[other].url)
                 seen = await survivor.until(id_, total * (at + 1) // 25)
                 num_lost += seen["status"] == "in_progress"
+                # The batch must not end before the next kill, however long a start takes.
+                flows.clear()
                 ingresses[victim].kill()
                 ingresses[victim] = start(str(tmp_path / "killed"))
+                await BatchClient(client, ingresses[victim].url).until(id_, 0)
+                flows.set()
             last = BatchClient(client, ingresses[1].url)
             batch = await last.until(id_)
             found = await last.results(batch)
