@@ -47,6 +47,8 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
     if args.task == "generate":
         model["quantization"] = args.quantization
         model["max_num_seqs"] = args.max_num_seqs
+        if args.max_stall_ms is not None:
+            model["max_stall_ms"] = args.max_stall_ms
         if args.kv_cache_memory_bytes is not None:
             model["kv_cache_memory_bytes"] = args.kv_cache_memory_bytes
         model["max_queued_requests"] = args.max_queued_requests
@@ -72,6 +74,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quantization", help="int8 or int4; default: none")
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--max-batched-tokens", type=int, help="default: as shipped")
+    parser.add_argument("--max-stall-ms", type=int, help="default: none")
     parser.add_argument("--num-threads", default="auto")
     parser.add_argument("--max-num-seqs", type=int, default=32)
     parser.add_argument("--kv-cache-memory-bytes", type=int, help="default: auto")

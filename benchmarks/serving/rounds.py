@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import psutil
 import uvloop
 from rich.table import Table
@@ -42,6 +43,7 @@ class Round:
     gap_p50: float
     gap_p95: float
     ttft_p50: float
+    ttft_p95: float
     tokens_per_s: float
     cpu_us_per_token: float
 
@@ -50,6 +52,7 @@ FIGURES: dict[str, Callable[[Round], float]] = {
     "gap p50 ms": lambda each: each.gap_p50,
     "gap p95 ms": lambda each: each.gap_p95,
     "TTFT p50 ms": lambda each: each.ttft_p50,
+    "TTFT p95 ms": lambda each: each.ttft_p95,
     "tokens/s": lambda each: each.tokens_per_s,
     "CPU us/token": lambda each: each.cpu_us_per_token,
 }
@@ -117,11 +120,13 @@ def figures(answers: Sequence[Answer], sent_s: float, used_cpu_s: float) -> Roun
         ttfts.append(1e3 * (times[0] - answer.sent_s))
         num_tokens += num_answered
         last_s = max(last_s, times[-1])
-    cuts = statistics.quantiles(gaps, n=20)
+    gap_p50, gap_p95 = np.percentile(gaps, (50, 95)).tolist()
+    ttft_p50, ttft_p95 = np.percentile(ttfts, (50, 95)).tolist()
     return Round(
-        cuts[9],
-        cuts[18],
-        statistics.median(ttfts),
+        gap_p50,
+        gap_p95,
+        ttft_p50,
+        ttft_p95,
         num_tokens / (last_s - sent_s),
         1e6 * used_cpu_s / num_tokens,
     )

@@ -29,6 +29,7 @@ def test_gaps_lie_between_reads_with_text_and_never_between_answers() -> None:
     result = figures([Answer(1.0, one), Answer(4.0, two)], sent_s=1.0, used_cpu_s=0.5)
     assert result.gap_p50 == pytest.approx(200)  # of 100, 200 and 300
     assert result.ttft_p50 == pytest.approx(750)  # of 500 and 1000
+    assert result.ttft_p95 == pytest.approx(975)
     assert result.tokens_per_s == pytest.approx(2 * NUM_TOKENS / 4.2)
     assert result.cpu_us_per_token == pytest.approx(0.5e6 / (2 * NUM_TOKENS))
 

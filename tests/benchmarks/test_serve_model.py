@@ -14,7 +14,12 @@ def test_the_configuration_passes_the_check_and_holds_one_model(task: str, tmp_p
     folder.mkdir()
     options = {"model": str(folder), "port": 8123, "task": task, "dtype": "bfloat16"}
     sizes = {"max_model_len": 512, "max_batched_tokens": None, "kv_cache_memory_bytes": 2**26}
-    queues = {"max_num_seqs": 8, "max_queued_requests": 16, "quantization": "int4"}
+    queues = {
+        "max_num_seqs": 8,
+        "max_queued_requests": 16,
+        "quantization": "int4",
+        "max_stall_ms": 300,
+    }
     engine = {"engine": "raystream", "engine_python": None, "num_threads": "auto"}
     config = configuration(argparse.Namespace(**options, **sizes, **queues, **engine))
     assert find_problems(yaml.safe_dump(config)) == []
