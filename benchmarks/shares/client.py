@@ -1,20 +1,16 @@
-"""Sends streamed requests of several keys to one server, and keeps what came back and when.
-
-The client shares the machine's cores with the server, so it only notes when lines arrive and reads
-them after the run.
-"""
+"""Sends streamed requests of several keys to one server, and keeps what came back and when."""
 
 import asyncio
-import json
 import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass
 
 import uvloop
 
+from benchmarks.serving.timed_answer import TimedAnswer
 from benchmarks.shares.server import MODEL, secret_of
 
 NUM_TOKENS = 64
@@ -22,39 +18,22 @@ REFUSED_PAUSE_S = 1.0
 """Seconds from a refusal to the next request: without a pause, refusals keep the server busy."""
 
 
-@dataclass(slots=True)
-class Answer:
+@dataclass(kw_only=True, slots=True)
+class Answer(TimedAnswer):
     """A streamed answer as it arrived.
 
     Attributes:
         key: Its request's key.
         name: What was asked for.
-        sent_s: When.
-        status: The HTTP status; None if none came.
-        lines: The lines of events, each with its time.
-        has_ended: Whether the server ended it; else the run did.
     """
 
     key: str
     name: str
-    sent_s: float
-    status: int | None = None
-    lines: list[tuple[float, bytes]] = field(default_factory=list)
-    has_ended: bool = False
 
     @property
     def is_refused(self) -> bool:
         """Whether the server answered with an error."""
         return self.status not in (200, None)
-
-    def tokens(self) -> Iterator[tuple[float, int]]:
-        """Yield how many tokens came, and when."""
-        num_before = 0
-        for time_s, message in self._messages():
-            match message:
-                case {"usage": {"completion_tokens": int(num_tokens)}} if num_tokens > num_before:
-                    yield time_s, num_tokens - num_before
-                    num_before = num_tokens
 
     def ttft_s(self, end_s: float) -> float:
         """Return the time to the first token.
@@ -69,24 +48,7 @@ class Answer:
         first_s = next((time_s for time_s, _ in self.tokens()), None)
         if first_s is not None:
             return first_s - self.sent_s
-        return float("inf") if self.has_ended else end_s - self.sent_s
-
-    @property
-    def text(self) -> str | None:
-        """The text; None if the answer is not whole."""
-        if not self.lines or self.lines[-1][1] != b"data: [DONE]\n":
-            return None
-        found = []
-        for _, message in self._messages():
-            match message:
-                case {"choices": [{"delta": {"content": str(text)}}]}:
-                    found.append(text)
-        return "".join(found)
-
-    def _messages(self) -> Iterator[tuple[float, object]]:
-        for time_s, line in self.lines:
-            if line.startswith(b"data: {"):
-                yield time_s, json.loads(line.removeprefix(b"data: "))
+        return end_s - self.sent_s if self.ended_s is None else float("inf")
 
 
 class Client:
@@ -137,32 +99,10 @@ class Client:
             num_tokens: Tokens of the answer.
             priority: Its priority.
         """
-        body = json.dumps(
-            {
-                **self.body(key, name, num_tokens=num_tokens),
-                "priority": priority,
-                "stream": True,
-                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            }
-        )
-        answer = Answer(key, name, time.perf_counter())
+        body = {**self.body(key, name, num_tokens=num_tokens), "priority": priority}
+        answer = Answer(key=key, name=name)
         self.answers.append(answer)
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        try:
-            writer.write(
-                (
-                    "POST /v1/chat/completions HTTP/1.0\r\nHost: 127.0.0.1\r\n"
-                    f"Authorization: Bearer {secret_of(key)}\r\nContent-Type: application/json\r\n"
-                    f"Content-Length: {len(body)}\r\n\r\n{body}"
-                ).encode()
-            )
-            answer.status = int((await reader.readline()).split()[1])
-            while line := await reader.readline():
-                if line.startswith(b"data: "):
-                    answer.lines.append((time.perf_counter(), line))
-            answer.has_ended = True
-        finally:
-            writer.close()
+        await answer.receive(self._port, body, f"Authorization: Bearer {secret_of(key)}")
         return answer
 
     async def ask_for_ever(self, key: str, name: str, **options: int) -> None:

@@ -1,11 +1,12 @@
 """Clients that ask one model after the other, and what each of their answers had to wait for."""
 
 import asyncio
-import json
 import random
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.serving.timed_answer import TimedAnswer
 
 ORDER = "ABAAC"
 """The models that a client asks, again and again; each client begins at another one."""
@@ -27,7 +28,7 @@ class Question:
     number: int
 
     def body(self) -> dict[str, object]:
-        """Return the body of the streamed request."""
+        """Return the body of the request."""
         drawing = random.Random(f"{self.model} {self.number}")
         words = (drawing.choice("aeiou") + drawing.choice("bdgmnrst") for _ in range(NUM_WORDS))
         return {
@@ -37,8 +38,6 @@ class Question:
             "seed": self.number,
             "max_tokens": LENGTHS[self.number % len(LENGTHS)],
             "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
 
 
@@ -64,53 +63,19 @@ class Wait:
         return self.ended_s - self.began_s
 
 
-@dataclass(slots=True)
-class Answer:
-    """A streamed answer as it arrived; times are of `time.perf_counter`.
+@dataclass(kw_only=True, slots=True)
+class Answer(TimedAnswer):
+    """A streamed answer as it arrived.
 
     Attributes:
         question: What was asked.
-        sent_s: When.
-        status: The HTTP status; None if none came.
-        lines: The lines of events and comments, each with its time.
-        ended_s: When the connection was closed; None before.
     """
 
     question: Question
-    sent_s: float
-    status: int | None = None
-    lines: list[tuple[float, bytes]] = field(default_factory=list)
-    ended_s: float | None = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it ended as it should."""
-        return self.status == 200 and any(line == b"data: [DONE]\n" for _, line in self.lines)
-
-    @property
-    def text(self) -> str:
-        """The text that has come."""
-        found = []
-        for _, message in self._messages():
-            match message:
-                case {"choices": [{"delta": {"content": str(text)}}]}:
-                    found.append(text)
-        return "".join(found)
-
-    @property
-    def token_times_s(self) -> list[float]:
-        """When tokens came."""
-        found, num_before = [], 0
-        for time_s, message in self._messages():
-            match message:
-                case {"usage": {"completion_tokens": int(number)}} if number > num_before:
-                    found.append(time_s)
-                    num_before = number
-        return found
 
     def waits(self) -> list[Wait]:
         """Return the times in which it waited: for its first token, and each time parked."""
-        tokens, end_s = self.token_times_s, self.ended_s
+        tokens, end_s = [time_s for time_s, _ in self.tokens()], self.ended_s
         assert end_s is not None, "the answer has ended"
         found: list[Wait] = []
         parked = [time_s for time_s, line in self.lines if line == b": parked\n"]
@@ -120,14 +85,9 @@ class Answer:
                 found.append(Wait(self.question.model, began_s, next_s, began_s != self.sent_s))
         return found
 
-    def _messages(self) -> Iterator[tuple[float, object]]:
-        for time_s, line in self.lines:
-            if line.startswith(b"data: {"):
-                yield time_s, json.loads(line.removeprefix(b"data: "))
-
 
 class Clients:
-    """Clients of one server; they share its machine, so lines are only read after the run."""
+    """Clients of one server."""
 
     def __init__(self, port: int) -> None:
         """Start without answers.
@@ -171,22 +131,7 @@ class Clients:
 
     async def ask(self, question: Question) -> Answer:
         """Send a request, and keep its answer."""
-        body = json.dumps(question.body())
-        answer = Answer(question, time.perf_counter())
+        answer = Answer(question=question)
         self.answers.append(answer)
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        try:
-            writer.write(
-                (
-                    "POST /v1/chat/completions HTTP/1.0\r\nHost: 127.0.0.1\r\n"
-                    f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
-                ).encode()
-            )
-            answer.status = int((await reader.readline()).split()[1])
-            while line := await reader.readline():
-                if line.startswith((b"data: ", b": ")):
-                    answer.lines.append((time.perf_counter(), line))
-        finally:
-            writer.close()
-            answer.ended_s = time.perf_counter()
+        await answer.receive(self._port, question.body())
         return answer

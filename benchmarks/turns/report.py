@@ -38,7 +38,7 @@ class Row:
 class Report:
     """The figures of a run."""
 
-    def __init__(self, answers: Sequence[Answer], expected: Mapping[Question, str]) -> None:
+    def __init__(self, answers: Sequence[Answer], expected: Mapping[Question, str | None]) -> None:
         """Read the answers.
 
         Args:
@@ -145,9 +145,7 @@ class Report:
 
 def turns_of(answers: Sequence[Answer]) -> list[Turn]:
     """Return the turns in order: the longest spans in which only tokens of one model came."""
-    times = sorted(
-        (time_s, each.question.model) for each in answers for time_s in each.token_times_s
-    )
+    times = sorted((time_s, each.question.model) for each in answers for time_s, _ in each.tokens())
     turns: list[Turn] = []
     for time_s, model in times:
         if turns and turns[-1].model == model:

@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from benchmarks.serving.timed_answer import DONE
 from benchmarks.shares.cases import compare_texts
 from benchmarks.shares.client import REFUSED_PAUSE_S, Answer, Client, run_for
 from benchmarks.shares.report import Report, points_of
@@ -15,7 +16,7 @@ def answer(
     key: str, *tokens: tuple[float, int], sent_s: float = 0, is_whole: bool = True, name: str = "0"
 ) -> Answer:
     """Return an answer with as many tokens in all by these times."""
-    made = Answer(key, name, sent_s, 200, has_ended=is_whole)
+    made = Answer(sent_s, 200, key=key, name=name)
     for time_s, num_tokens in tokens:
         message = {
             "choices": [{"delta": {"content": f"{num_tokens} "}}],
@@ -23,7 +24,8 @@ def answer(
         }
         made.lines.append((time_s, b"data: " + json.dumps(message).encode() + b"\n"))
     if is_whole:
-        made.lines.append((tokens[-1][0], b"data: [DONE]\n"))
+        made.ended_s = tokens[-1][0]
+        made.lines.append((made.ended_s, DONE))
     return made
 
 
@@ -42,17 +44,19 @@ def test_an_answer_that_was_cut_short_has_tokens_and_no_text() -> None:
 
 
 def test_a_request_without_a_token_has_waited_until_the_end_of_the_run() -> None:
-    assert Answer("a", "0", 2.0).ttft_s(9.0) == 7.0
+    assert Answer(2.0, key="a", name="0").ttft_s(9.0) == 7.0
     role = (2.5, b'data: {"choices": [{"delta": {"role": "assistant"}}]}\n')
-    assert Answer("a", "0", 2.0, 200, [role]).ttft_s(9.0) == 7.0
+    assert Answer(2.0, 200, [role], key="a", name="0").ttft_s(9.0) == 7.0
     error = (2.5, b'data: {"error": {"message": "lost"}}\n')
-    assert Answer("a", "0", 2.0, 200, [error], has_ended=True).ttft_s(9.0) == float("inf")
+    assert Answer(2.0, 200, [error], 2.5, key="a", name="0").ttft_s(9.0) == float("inf")
 
 
 def test_what_starves_until_the_end_is_in_the_percentile_and_what_is_refused_is_not() -> None:
     report = Report()
     quick = [answer("a", (0.1, 1)) for _ in range(9)]
-    report.add_ttfts("a", [*quick, Answer("a", "9", 0.0), Answer("a", "10", 0.0, 503)], 60.0)
+    report.add_ttfts(
+        "a", [*quick, Answer(0.0, key="a", name="9"), Answer(0.0, 503, key="a", name="10")], 60.0
+    )
     assert report.ttfts_ms["a"] == [100.0] * 9 + [60_000.0]
     assert report.rows[0][1] == "100, 60000 ms"
     assert report.rows[1] == ("a: refused", "1", "0")
@@ -84,7 +88,7 @@ class FakeClient(Client):
 
     async def ask(self, key: str, name: str, *, num_tokens: int = 1, priority: int = 0) -> Answer:
         del num_tokens, priority
-        made = Answer(key, name, 0.0, self._status, has_ended=True)
+        made = Answer(0.0, self._status, ended_s=0.0, key=key, name=name)
         made.lines = lines_of(self._text)
         self.answers.append(made)
         return made
@@ -92,7 +96,7 @@ class FakeClient(Client):
 
 def lines_of(text: str) -> list[tuple[float, bytes]]:
     message = json.dumps({"choices": [{"delta": {"content": text}}]})
-    return [(0.0, f"data: {message}\n".encode()), (0.0, b"data: [DONE]\n")]
+    return [(0.0, f"data: {message}\n".encode()), (0.0, DONE)]
 
 
 async def test_a_client_waits_after_a_refusal(advance: Clock) -> None:
@@ -168,9 +172,11 @@ async def test_an_answer_is_kept_when_it_ends_and_when_it_is_cut_short() -> None
         task.cancel()
         await asyncio.wait([task])
         await asyncio.wait_for(have_left.wait(), 30)
-    assert [line for _, line in whole.lines] == [b"data: [DONE]\n"]
-    assert (whole.status, whole.has_ended) == (200, True)
-    assert (client.answers[1].text, client.answers[1].has_ended) == ("", False)
+    assert [line for _, line in whole.lines] == [b": waiting\n", DONE]
+    assert whole.status == 200
+    assert whole.ended_s is not None
+    cut = client.answers[1]
+    assert (cut.status, cut.text, cut.ended_s) == (200, "", None)
     assert b"Authorization: Bearer secret-of-the-key-a\r\n" in requests[0]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.serving.timed_answer import DONE
 from benchmarks.turns.__main__ import measured
 from benchmarks.turns.client import Answer, Question
 from benchmarks.turns.foresight import least_loads
@@ -19,15 +20,13 @@ from benchmarks.turns.report import (
 )
 from tests.measured import Record
 
-DONE = b"data: [DONE]\n"
-
 MIN_TURN_S = 10
 """The longest answers take longer on any machine, so streams are parked."""
 
 
 def answer(model: str, sent_s: float, *tokens_s: float, parked_s: Sequence[float] = ()) -> Answer:
     """Return a whole answer whose tokens, and whose notices of parking, came at these times."""
-    made = Answer(Question(model, 0), sent_s, 200, ended_s=tokens_s[-1])
+    made = Answer(sent_s, 200, ended_s=tokens_s[-1], question=Question(model, 0))
     for number, time_s in enumerate(tokens_s, 1):
         message = {
             "choices": [{"delta": {"content": f"{number} "}}],
@@ -97,7 +96,7 @@ def test_the_table_says_which_bar_is_missed() -> None:
     assert all(row.is_met for row in report_of(SWAPPED).rows)
     different = {row.what: row for row in report_of(SWAPPED, B="other").rows}
     assert different["texts equal to an undisturbed run's: yes, no"].found == "1, 2"
-    failed = Answer(Question("A", 0), 1, 503, ended_s=2)
+    failed = Answer(1, 503, ended_s=2, question=Question("A", 0))
     failed.lines.append((2, DONE))
     rows = report_of([*SWAPPED, failed], A="1 2 3 4 ").rows
     assert [row.found for row in rows if not row.is_met] == ["3 of 4", "1"]
