@@ -135,6 +135,8 @@ class LightSleeper:
 
     async def _sleep(self) -> None:
         """Fall asleep, unless the engine still runs something; then try again later."""
+        if self._num_users:  # a request has come since `_look`, and has found the engine awake
+            return
         awake_bytes = self._read_bytes()
         self._note(SleepState.FALLING_ASLEEP)
         slept = False

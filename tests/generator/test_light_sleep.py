@@ -61,6 +61,13 @@ class Watched:
                 self.told.append(waited_s)
             return told
 
+    async def use_until(self, may_end: asyncio.Event) -> None:
+        """Use the engine until an event."""
+        with self.sleeper.in_use():
+            async for _ in self.sleeper.waking():
+                pass
+            await may_end.wait()
+
 
 @asynccontextmanager
 async def asleep() -> AsyncIterator[Watched]:
@@ -129,6 +136,19 @@ async def test_who_comes_while_it_falls_asleep_waits_for_both() -> None:
     await using
     assert watched.engine.calls[:2] == ["sleep", "wake"]
     watched.sleeper.close()
+
+
+async def test_one_that_comes_just_before_it_falls_asleep_keeps_it_awake() -> None:
+    watched = Watched()
+    watched.sleeper.watch()
+    using = asyncio.ensure_future(watched.use_until(may_end := asyncio.Event()))
+    watched.sleeper._look()  # as if the time were over; the use begins before the sleep does
+    await until(lambda: watched.sleeper._num_users)
+    await until(lambda: watched.sleeper._change is None)
+    assert watched.engine.calls == []
+    may_end.set()
+    await using
+    await watched.reach(SleepState.ASLEEP)
 
 
 async def test_one_that_is_cancelled_leaves_the_others_their_wake() -> None:
