@@ -261,7 +261,8 @@ class FleetEngine(AnyEngine):
                                 return delta
                             take(delta)
                         given += output.outputs[0].token_ids
-                        failed.clear()  # what has failed before may be well again
+                        if output.outputs[0].token_ids:
+                            failed.clear()  # what has failed before may be well again
                         self._on_stats(self.stats)
                 raise ServerLostError("the text has no end")
             except (ServerLostError, aiohttp.ClientError, TimeoutError) as error:

@@ -9,7 +9,9 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any, Final, Protocol
 from urllib.error import HTTPError
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
@@ -180,7 +182,7 @@ class Server:
                     f"{error.url} answers with status {error.code}; {REFUSALS[error.code]}"
                 ) from error
             why: Exception = error
-        except (OSError, ValueError, TypeError, LookupError) as error:
+        except (OSError, HTTPException, ValueError, TypeError, LookupError) as error:
             why = error
         logger.warning("%s: %s does not answer: %r", model_id, self.url, why)
         self.rest()
@@ -224,21 +226,24 @@ class Server:
             ValueError: It refuses the request.
         """
         self.num_running += 1
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + FIRST_TOKEN_S
         try:
             # A redirect would take the key to another server.
-            url = f"{self.url}{GENERATE}"
-            async with http.post(url, json=body, allow_redirects=False) as response:
-                await self._require_stream(response)
-                wait_s = FIRST_TOKEN_S
+            asked = http.post(f"{self.url}{GENERATE}", json=body, allow_redirects=False)
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout_at(until_s):  # one that hangs may not even begin
+                    response = await stack.enter_async_context(asked)
+                    await self._require_stream(response)
                 while True:
-                    async with asyncio.timeout(wait_s):
+                    async with asyncio.timeout_at(until_s):
                         line = await response.content.readline()
                     if not line:
                         return
                     if line.startswith(b"data: {"):
                         for choice in _choices(line):
                             yield Output([Gained.of(choice)])
-                        wait_s = SILENCE_S
+                        until_s = loop.time() + SILENCE_S
         finally:
             self.num_running -= 1
 

@@ -40,6 +40,7 @@ class FakeServer:
 
     Attributes:
         ends_after: Tokens after which it cuts a stream off, without a finish.
+        says_nothing: Whether each of its streams is one event without a token.
         aborts_after: Tokens after which it ends a stream as one that drains does, with a token
             that it had not sent yet.
         status: What it answers requests with.
@@ -51,6 +52,7 @@ class FakeServer:
     name: str = "m"
     max_model_len: int = 128
     ends_after: int | None = None
+    says_nothing: bool = False
     aborts_after: int | None = None
     status: int = 200
     status_of_models: int = 200
@@ -81,6 +83,9 @@ class FakeServer:
             return web.Response(status=self.status, text="no")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        if self.says_nothing:
+            await response.write(b'data: {"choices": [{"index": 0, "token_ids": []}]}\n\n')
+            return response
         num_tokens = body["sampling_params"]["max_tokens"]
         for index, token_id in enumerate(text_after(tuple(body["token_ids"]), num_tokens)):
             if index == self.ends_after:
@@ -237,6 +242,14 @@ async def test_it_is_left_to_other_replicas_when_no_server_is_left() -> None:
     found = token_ids_of(deltas)
     assert found == text_after(PROMPT, len(found))
     assert deltas[-1].finish_reason is FinishReason.ABORT
+
+
+async def test_servers_whose_streams_hold_no_token_are_left() -> None:
+    servers = [FakeServer(says_nothing=True), FakeServer(says_nothing=True)]
+    async with serving(*servers) as engine:
+        (last,) = [each for each in await run(engine) if each.finish_reason is not None]
+    assert last.finish_reason is FinishReason.ABORT
+    assert [len(each.asked) for each in servers] == [1, 1]
 
 
 async def test_what_a_server_refuses_fails_without_a_move() -> None:

@@ -132,6 +132,22 @@ async def test_a_silent_server_is_left_after_the_limit_of_its_token(
             await anext(running)
 
 
+async def test_a_server_that_does_not_begin_to_answer_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "FIRST_TOKEN_S", 0.05)
+
+    async def hang(request: web.Request) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError("it is never set")
+
+    async with serving(hang) as (server, http):
+        async with asyncio.timeout(10):
+            with pytest.raises(TimeoutError):
+                await outputs(server, http)
+            assert server.num_running == 0
+
+
 @pytest.mark.parametrize("status", [400, 422])
 async def test_a_request_that_is_wrong_for_the_server_fails(status: int) -> None:
     async with serving(answering(status)) as (server, http):
@@ -200,6 +216,20 @@ async def test_a_server_that_does_not_say_what_it_serves_is_not_well(text: str) 
     async with serving(answering(text=text, content_type=JSON)) as (server, http):
         assert not await server.is_well(http)
     assert rests(server)
+
+
+async def test_what_speaks_no_http_is_no_server() -> None:
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as listening:
+        server = Server("http://{}:{}".format(*listening.sockets[0].getsockname()))
+        assert await asyncio.to_thread(server.ask, "m") is None
+        assert rests(server)
+        async with open_session() as http:
+            assert not await server.is_well(http)
 
 
 @pytest.mark.parametrize(
