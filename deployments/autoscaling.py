@@ -18,7 +18,7 @@ replicas, ingresses, the controller and a deploy, and lasts as long as the clust
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import ceil
 from typing import Any, Final, Protocol, Self
@@ -75,18 +75,27 @@ def wish_key(application: str, deployment: str) -> bytes:
 
 
 def read_wish(application: str, deployment: str) -> OperatorWish:
-    """Return what an operator wants of a deployment.
+    """Return what an operator wants of a deployment; see `read_wishes`."""
+    return read_wishes(application, (deployment,))[deployment]
+
+
+def read_wishes(application: str, deployments: Iterable[str]) -> dict[str, OperatorWish]:
+    """Return what an operator wants of each deployment, by its name.
+
+    It is one question, so a control service that is silent is waited for once.
 
     Raises:
-        Exception: Ray's control service does not answer.
+        Exception: Ray's control service does not answer within `READ_TIMEOUT_S`.
     """
+    keys = {each: wish_key(application, each) for each in deployments}
     client = internal_kv_get_gcs_client()  # type: ignore[no-untyped-call] # Ray leaves it untyped
     if client is None:  # no Ray
-        return NO_WISH
-    stored = client.internal_kv_get(
-        wish_key(application, deployment), NAMESPACE, timeout=READ_TIMEOUT_S
-    )
-    return NO_WISH if stored is None else OperatorWish.from_json(stored)
+        return dict.fromkeys(keys, NO_WISH)
+    stored = client.internal_kv_multi_get([*keys.values()], NAMESPACE, timeout=READ_TIMEOUT_S)
+    return {
+        each: OperatorWish.from_json(stored[key]) if key in stored else NO_WISH
+        for each, key in keys.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

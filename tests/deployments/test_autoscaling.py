@@ -10,7 +10,18 @@ import pytest
 from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingConfig
 
-from deployments.autoscaling import LatestWish, LoadPolicy, OperatorWish, ReplicaLoad
+from deployments import autoscaling
+from deployments.autoscaling import (
+    NAMESPACE,
+    READ_TIMEOUT_S,
+    LatestWish,
+    LoadPolicy,
+    OperatorWish,
+    ReplicaLoad,
+    read_wish,
+    read_wishes,
+    wish_key,
+)
 
 BUSY = ReplicaLoad(running=1.0, kv_usage=0.7)
 IDLE = ReplicaLoad(running=0.0)
@@ -209,6 +220,43 @@ def test_a_wish_is_read_once_a_second_and_outlives_a_store_that_is_silent() -> N
 def test_a_wish_is_read_as_it_was_written() -> None:
     for wish in (PINNED, OperatorWish(ending=frozenset({"a", "b"})), OperatorWish()):
         assert OperatorWish.from_json(wish.to_json()) == wish
+
+
+class Store:
+    """The part of Ray's control service that keeps wishes."""
+
+    def __init__(self, wishes: dict[bytes, OperatorWish]) -> None:
+        self._stored = {key: wish.to_json() for key, wish in wishes.items()}
+        self.questions: list[list[bytes]] = []
+        self.is_silent = False
+
+    def internal_kv_multi_get(
+        self, keys: list[bytes], namespace: bytes, timeout: float
+    ) -> dict[bytes, bytes]:
+        assert (namespace, timeout) == (NAMESPACE, READ_TIMEOUT_S)
+        self.questions.append(keys)
+        if self.is_silent:
+            raise TimeoutError
+        return {key: self._stored[key] for key in keys if key in self._stored}
+
+
+def test_the_wishes_for_all_models_are_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store({wish_key("app", "b"): PINNED, wish_key("other", "a"): PINNED})
+    monkeypatch.setattr(autoscaling, "internal_kv_get_gcs_client", lambda: store)
+    names = ("a", "b", "c")
+    none = OperatorWish()
+    assert read_wishes("app", names) == {"a": none, "b": PINNED, "c": none}
+    assert store.questions == [[wish_key("app", each) for each in names]]
+    assert read_wish("app", "b") == PINNED
+    store.is_silent = True
+    with pytest.raises(TimeoutError):
+        read_wishes("app", names)
+    assert len(store.questions) == 3, "a store that is silent is waited for once"
+
+
+def test_without_ray_there_is_no_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autoscaling, "internal_kv_get_gcs_client", lambda: None)
+    assert read_wishes("app", ("a", "b")) == dict.fromkeys("ab", OperatorWish())
 
 
 @dataclass

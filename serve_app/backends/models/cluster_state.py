@@ -31,7 +31,7 @@ from ray.serve.schema import (
     ServeApplicationSchema,
 )
 
-from deployments.autoscaling import OperatorWish, read_wish
+from deployments.autoscaling import read_wishes
 from serve_app.backends.models.serving_states import DEPLOY_FAILED, DeploymentState, ServingState
 from serve_app.backends.replicas.replica_departures import ServeReplicas
 from serve_app.backends.replicas.running_replicas import RunningReplicas
@@ -176,7 +176,7 @@ async def deployment_states(
         failure = None if overview is None else _failure_of(overview)
         for name, info in zip(unnamed, found, strict=True):
             states[name] = unnamed_state(info, len(replicas[name].ids), failure)
-    wishes = await asyncio.to_thread(_wishes_for, application, sorted(replicas))
+    wishes = await asyncio.to_thread(read_wishes, application, sorted(replicas))
     return states | {
         name: replace(
             states[name],
@@ -185,10 +185,6 @@ async def deployment_states(
         )
         for name, wish in wishes.items()
     }
-
-
-def _wishes_for(application: str, names: Sequence[str]) -> Mapping[str, OperatorWish]:
-    return {name: read_wish(application, name) for name in names}
 
 
 def _statuses_of(application: str, names: Sequence[str]) -> list[DeploymentStatusInfo | None]:

@@ -12,7 +12,7 @@ import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
 from ray.serve.context import _get_global_client
 
-from deployments.autoscaling import NAMESPACE, LoadPolicy, OperatorWish, read_wish, wish_key
+from deployments.autoscaling import NAMESPACE, LoadPolicy, OperatorWish, read_wishes, wish_key
 from deployments.contract.errors import ReplicaUnavailableError
 from deployments.contract.model_spec import deployment_name_of
 from deployments.turns import TurnPolicy
@@ -67,12 +67,14 @@ class ServeScaling:
 
     def _scaling_of(self, deployment: str) -> Scaling:
         application = self._details()
-        rivals = (each for each in group_in(application, deployment) if each != deployment)
+        group = group_in(application, deployment)
+        wishes = read_wishes(self._application, {deployment, *group})
+        pinned = [name for name, wish in wishes.items() if wish.is_pinned]
         return replace(
             scaling_in(application, deployment),
-            is_pinned=read_wish(self._application, deployment).is_pinned,
+            is_pinned=deployment in pinned,
             pinned_rival=next(
-                (each for each in rivals if read_wish(self._application, each).is_pinned), None
+                (each for each in group if each in pinned and each != deployment), None
             ),
         )
 
