@@ -62,6 +62,7 @@ from deployments.generator.text_engine import EngineFacts, TextEngine
 from deployments.plan.replica_report import MAX_REPORTED_TENANTS, LightSleep, Waits, WorkCounts
 from deployments.replica.metrics import GeneratorMetrics, StreamClock
 from deployments.replica.model_replica import ModelReplica
+from deployments.replica.own_scaling import is_pinned
 from deployments.replica.probation import Probation
 
 T = TypeVar("T")
@@ -125,6 +126,7 @@ class GeneratorReplica(ModelReplica):
             self._spec.entry.light_sleep_after_s,
             lambda: read_memory().process_bytes,
             self._metrics.observe_sleep,
+            is_pinned,
         )
         described = describe_model(
             self._spec,
@@ -239,6 +241,17 @@ class GeneratorReplica(ModelReplica):
             RaystreamError: The engine is broken.
         """
         await self._engine.ping()
+
+    async def wake(self) -> None:
+        """Wake from a light sleep, and wait until the engine has run a step.
+
+        Raises:
+            RaystreamError: The engine is broken, or the weights can't be read.
+        """
+        with self._sleeper.in_use():
+            async for _ in self._sleeper.waking():
+                pass
+            await self.ping()
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
         """Yield `Accepted` in a list of its own, and end when the sequence has ended.

@@ -144,6 +144,14 @@ class PoolerReplica(ModelReplica):
         """
         await asyncio.wrap_future(self._worker.ping())
 
+    async def wake(self) -> None:
+        """Do as `ping` does: a replica that runs holds its model.
+
+        Raises:
+            RaystreamError: The worker is broken.
+        """
+        await self.ping()
+
     async def pool(self, request: PoolingRequest) -> Pooled | Refused:
         """Return the model's result for each text, or `Refused`.
 

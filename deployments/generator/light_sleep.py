@@ -9,7 +9,7 @@ replica's event loop and needs no lock.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, Protocol
@@ -44,6 +44,7 @@ class LightSleeper:
         after_s: float | None,
         read_bytes: Callable[[], int | None],
         on_change: Callable[[LightSleep], None],
+        is_kept_awake: Callable[[], Awaitable[bool]],
         notice_interval_s: float = NOTICE_INTERVAL_S,
     ) -> None:
         """Start with an engine that is awake.
@@ -53,12 +54,15 @@ class LightSleeper:
             after_s: Seconds without use after which it falls asleep; None for never.
             read_bytes: Returns the memory of this process.
             on_change: Called with each new report.
+            is_kept_awake: Asked each time before it falls asleep; if so, it is asked again after
+                another `after_s`.
             notice_interval_s: Seconds between two notices of `waking`.
         """
         self._engine = engine
         self._after_s = after_s
         self._read_bytes = read_bytes
         self._on_change = on_change
+        self._is_kept_awake = is_kept_awake
         self._notice_interval_s = notice_interval_s
         self._num_users = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -134,8 +138,9 @@ class LightSleeper:
         self.watch()
 
     async def _sleep(self) -> None:
-        """Fall asleep, unless the engine still runs something; then try again later."""
-        if self._num_users:  # a request has come since `_look`, and has found the engine awake
+        """Fall asleep; try again later if the engine still runs something, or is kept awake."""
+        # A request that comes after `_look`, or while this is asked, finds the engine awake.
+        if await self._is_kept_awake() or self._num_users or self._is_closed:
             return
         awake_bytes = self._read_bytes()
         self._note(SleepState.FALLING_ASLEEP)

@@ -1,9 +1,14 @@
-"""Whether Serve must see each request of this replica, for the sake of its autoscaling."""
+"""What scales this replica's deployment: the policy by the file, and an operator's pin."""
+
+import asyncio
+import logging
 
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from deployments.autoscaling import LoadPolicy
+from deployments.autoscaling import LoadPolicy, read_wish
+
+logger = logging.getLogger("ray.serve.raystream.replica")
 
 LOAD_POLICY = f"{LoadPolicy.__module__}:{LoadPolicy.__name__}"
 
@@ -18,3 +23,20 @@ def is_scaled_by_calls() -> bool:
     except RayServeException:  # Serve does not run this replica
         return False
     return scaling is not None and scaling.policy.policy_function != LOAD_POLICY
+
+
+async def is_pinned() -> bool:
+    """Return whether an operator has pinned this replica's model.
+
+    While Ray's control service does not answer, it counts as pinned: what runs goes on.
+    """
+    try:
+        context = serve.get_replica_context()
+    except RayServeException:  # Serve does not run this replica
+        return False
+    try:
+        wish = await asyncio.to_thread(read_wish, context.app_name, context.deployment)
+    except Exception as error:  # noqa: BLE001 - any of Ray's; the model goes on
+        logger.warning("%s: whether it is pinned can't be read: %r", context.deployment, error)
+        return True
+    return wish.is_pinned

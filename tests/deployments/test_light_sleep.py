@@ -141,6 +141,23 @@ async def test_probes_find_it_healthy_and_leave_it_asleep(shared: Replica) -> No
     assert metrics["raystream_replica_asleep"] == ((("tiny",), (1,)),)
 
 
+async def test_an_operator_wakes_it_and_a_pin_keeps_it_awake(
+    shared: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await shared.fall_asleep()
+    await shared.wake()
+    assert shared._sleeper.state is SleepState.AWAKE
+    assert not shared._engine._placed.engine.is_asleep
+    monkeypatch.setattr(shared._sleeper, "_is_kept_awake", pinned)
+    shared._sleeper._look()
+    await until(lambda: shared._sleeper._change is None)
+    assert shared._sleeper.state is SleepState.AWAKE
+
+
+async def pinned() -> bool:
+    return True
+
+
 async def test_it_ends_at_once_while_it_sleeps(own: Replica) -> None:
     await own.fall_asleep()
     own.__del__()

@@ -45,9 +45,19 @@ class Watched:
         self.memory = iter((1000, 100, 1100, 110))
         self.reports: list[LightSleep] = []
         self.told: list[float] = []
+        self.is_kept_awake = False
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.num_asked = 0
         self.sleeper = LightSleeper(
-            self.engine, after_s, lambda: next(self.memory), self.reports.append, 0.001
+            self.engine, after_s, lambda: next(self.memory), self.reports.append, self.ask, 0.001
         )
+
+    async def ask(self) -> bool:
+        """Return whether it is kept awake, once that may be answered."""
+        self.num_asked += 1
+        await self.may_answer.wait()
+        return self.is_kept_awake
 
     async def reach(self, state: SleepState) -> None:
         await until(lambda: self.sleeper.state is state)
@@ -108,6 +118,41 @@ async def test_an_engine_that_still_runs_something_is_asked_again() -> None:
     assert watched.sleeper.report.num_sleeps == 0
     watched.engine.is_busy = False
     await watched.reach(SleepState.ASLEEP)
+
+
+async def test_an_engine_that_is_kept_awake_sleeps_once_it_no_longer_is() -> None:
+    watched = Watched()
+    watched.is_kept_awake = True
+    watched.sleeper.watch()
+    await until(lambda: watched.num_asked >= 3)
+    assert (watched.engine.calls, watched.reports) == ([], [])
+    watched.is_kept_awake = False
+    await watched.reach(SleepState.ASLEEP)
+    assert watched.engine.calls == ["sleep"]
+
+
+async def test_a_request_that_comes_while_it_is_asked_finds_the_engine_awake() -> None:
+    watched = Watched()
+    watched.may_answer.clear()
+    watched.sleeper.watch()
+    await until(lambda: watched.num_asked == 1)
+    with watched.sleeper.in_use():
+        assert [told async for told in watched.sleeper.waking()] == []
+        watched.may_answer.set()
+        await until(lambda: watched.sleeper._change is None)
+        assert watched.engine.calls == []
+    await watched.reach(SleepState.ASLEEP)
+
+
+async def test_one_that_is_closed_while_it_is_asked_stays_awake() -> None:
+    watched = Watched()
+    watched.may_answer.clear()
+    watched.sleeper.watch()
+    await until(lambda: watched.num_asked == 1)
+    watched.sleeper.close()
+    watched.may_answer.set()
+    await until(lambda: watched.sleeper._change is None)
+    assert (watched.engine.calls, watched.sleeper._timer) == ([], None)
 
 
 async def test_all_that_come_wait_for_one_wake() -> None:

@@ -72,7 +72,8 @@ class ModelActionsApi:
     ) -> ModelState:
         """Start a replica of a model that sleeps; a 202 says that it is on its way.
 
-        It also takes back a sleep that has not begun. The model sleeps again if nobody uses it.
+        Of a model that sleeps lightly, a replica wakes. It also takes back a sleep that has not
+        begun. The model sleeps again if nobody uses it.
         """
         return _told(model_id, await self._actions.wake(model_id, waits=wait), response)
 
@@ -88,7 +89,7 @@ class ModelActionsApi:
         return ModelState.of(model_id, state)
 
     async def pin(self, model_id: str, response: Response) -> ModelState:
-        """Keep a replica running, whether or not the model is used, until it is unpinned.
+        """Keep a replica running and awake, whether or not the model is used, until it is unpinned.
 
         A model that takes turns gets its turn in order, and keeps it. A 202 says that no replica
         runs yet.

@@ -98,6 +98,9 @@ class OperatorActions:
             control: Serve's scaling; None: nothing scales the models.
         """
         self._deployments = {model.id: model.deployment_name for model in models}
+        self._light_sleepers = {
+            model.deployment_name for model in models if model.light_sleep_after_s is not None
+        }
         # An adapter's replicas are its model's.
         self._deployments |= {
             adapter.id: model.deployment_name for model in models for adapter in model.adapters
@@ -108,7 +111,7 @@ class OperatorActions:
         self._waking: dict[str, asyncio.Task[None]] = {}
 
     async def wake(self, model_id: str, *, waits: bool = False) -> DeploymentState:
-        """Start a model that sleeps, and let one that shall sleep go on running.
+        """Wake a model that sleeps, lightly or not, and let one that shall sleep go on running.
 
         Args:
             model_id: The model, or one of its adapters.
@@ -121,17 +124,22 @@ class OperatorActions:
         deployment = self._deployment_of(model_id)
         if not (await self._control.scaling_of(deployment)).is_pinned:
             await self._control.release(deployment)
-        if self._catalog.is_cold(model_id):
-            task = self._waking.get(deployment)
-            if task is None:
-                task = self._waking[deployment] = asyncio.create_task(self._catalog.wake(model_id))
-                task.add_done_callback(lambda ended: self._note_end(deployment, ended))
+        if self._catalog.is_cold(model_id) or deployment in self._light_sleepers:
+            task = self._wake(model_id, deployment)
             if waits:
                 await asyncio.shield(task)
         # What the controller said may be a second old.
         serving = ServingState.SCALING if self._catalog.is_cold(model_id) else ServingState.RUNNING
         state = await self._states.of(deployment)
         return replace(state, serving=serving, is_going_to_sleep=False)
+
+    def _wake(self, model_id: str, deployment: str) -> asyncio.Task[None]:
+        """Ask a replica to wake, and start one if none runs, unless that is under way."""
+        task = self._waking.get(deployment)
+        if task is None:
+            task = self._waking[deployment] = asyncio.create_task(self._catalog.wake(model_id))
+            task.add_done_callback(lambda ended: self._note_end(deployment, ended))
+        return task
 
     def _note_end(self, deployment: str, task: asyncio.Task[None]) -> None:
         del self._waking[deployment]
@@ -175,7 +183,7 @@ class OperatorActions:
         return replace(state, is_going_to_sleep=is_any_running)
 
     async def pin(self, model_id: str) -> DeploymentState:
-        """Keep a replica of a model running, and start one if none runs.
+        """Keep a replica of a model running and awake, and start one if none runs.
 
         Args:
             model_id: The model, or one of its adapters.
@@ -196,6 +204,9 @@ class OperatorActions:
                 f"Send POST /v1/models/{rival}/unpin first."
             )
         await self._control.pin(deployment)
+        # A replica looks for a pin before it falls asleep, not while it sleeps.
+        if deployment in self._light_sleepers and not self._catalog.is_cold(model_id):
+            self._wake(model_id, deployment)
         state = await self._states.of(deployment)
         return replace(state, is_pinned=True, is_going_to_sleep=False)
 

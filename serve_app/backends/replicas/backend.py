@@ -30,7 +30,8 @@ class PingRequest(Request[None]):
     """Exercises a replica's engine or device worker. The caller sets its own time limit.
 
     Attributes:
-        wakes: Whether a model that sleeps is started for it.
+        wakes: Whether a model that sleeps is started for it, and a replica that sleeps lightly
+            wakes.
     """
 
     wakes: bool = False

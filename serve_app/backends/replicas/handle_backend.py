@@ -117,7 +117,7 @@ class HandleBackend:
             case DescribeRequest():
                 return await self._call("describe")
             case PingRequest():
-                return await self._call("ping")
+                return await self._call("wake" if request.wakes else "ping")
 
     async def aclose(self) -> None:
         """Close the channels to all replicas; streams and calls that are still open fail."""

@@ -1,4 +1,4 @@
-"""Whether Serve counts a replica's requests for its autoscaling."""
+"""Whether Serve counts a replica's requests for its autoscaling, and whether it is pinned."""
 
 import pytest
 from ray.serve import context
@@ -7,7 +7,10 @@ from ray.serve._private.config import DeploymentConfig
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.schema import ReplicaRank
 
-from deployments.replica.own_scaling import is_scaled_by_calls
+from deployments.autoscaling import OperatorWish
+from deployments.replica import own_scaling
+from deployments.replica.own_scaling import is_pinned, is_scaled_by_calls
+from tests.failing import failing
 
 
 def be_replica(monkeypatch: pytest.MonkeyPatch, scaling: AutoscalingConfig | None) -> None:
@@ -54,3 +57,28 @@ def test_a_fixed_number_of_replicas_and_a_process_without_serve_need_no_counts(
     assert not is_scaled_by_calls()
     monkeypatch.setattr(context, "_INTERNAL_REPLICA_CONTEXT", None)
     assert not is_scaled_by_calls()
+
+
+@pytest.mark.parametrize("wish", [OperatorWish(is_pinned=True), OperatorWish()])
+async def test_a_replica_reads_whether_an_operator_has_pinned_its_own_model(
+    monkeypatch: pytest.MonkeyPatch, wish: OperatorWish
+) -> None:
+    be_replica(monkeypatch, None)
+    wishes = {("tests", "m"): wish}
+    monkeypatch.setattr(own_scaling, "read_wish", lambda *names: wishes[names])
+    assert await is_pinned() is wish.is_pinned
+
+
+async def test_a_model_counts_as_pinned_while_that_can_not_be_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    be_replica(monkeypatch, None)
+    monkeypatch.setattr(own_scaling, "read_wish", failing(TimeoutError("no answer")))
+    assert await is_pinned()
+    assert "m: whether it is pinned can't be read: TimeoutError('no answer')" in caplog.text
+
+
+async def test_no_model_is_pinned_without_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "_INTERNAL_REPLICA_CONTEXT", None)  # earlier tests may leave one
+    monkeypatch.setattr(own_scaling, "read_wish", failing(AssertionError()))
+    assert not await is_pinned()

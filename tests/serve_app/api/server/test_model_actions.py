@@ -14,6 +14,7 @@ from serve_app.backends.replicas.running_replicas import ReplicaFacts, RunningRe
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
 from serve_app.keys.api_keys import KeyRing
+from tests.deadline import until
 from tests.serve_app.apps import ALICE, BOB, bearer, client_of, key
 from tests.serve_app.fakes import FakeBackend
 
@@ -48,6 +49,7 @@ class Cluster:
     scaling: Scaling = field(default_factory=lambda: Scaling(0, has_load_policy=True))
     replicas: RunningReplicas = field(default_factory=RunningReplicas)
     wishes: dict[str, str] = field(default_factory=dict)
+    light_sleep_after_s: float | None = None
 
     def __post_init__(self) -> None:
         self.sleeper = Sleeper(self.replicas)
@@ -78,7 +80,8 @@ class Cluster:
     async def client(
         self, keys: KeyRing | None = None, host: str | None = "127.0.0.1"
     ) -> AsyncIterator[httpx.AsyncClient]:
-        models = [{"id": "org/m", "source": "nowhere"}, {"id": "b", "source": "nowhere"}]
+        sleeps = {"light_sleep_after_s": self.light_sleep_after_s}
+        models = [{"id": "org/m", "source": "nowhere"} | sleeps, {"id": "b", "source": "nowhere"}]
         parts = AppParts(
             AppConfig.model_validate({"models": models}),
             {"org/m": self.sleeper, "b": FakeBackend(model_id="b")},
@@ -121,6 +124,27 @@ async def test_a_model_that_sleeps_is_woken_without_waiting(cluster: Cluster) ->
         ready = await client.post("/v1/models/org/m/wake?wait=true")
     assert (ready.status_code, ready.json()) == (200, told("running"))
     assert cluster.sleeper.num_pings == 1, "one request is enough to wake it"
+
+
+@pytest.mark.parametrize("action", ["wake", "pin"])
+async def test_a_model_that_may_sleep_lightly_is_woken_although_its_replica_runs(
+    cluster: Cluster, action: str
+) -> None:
+    cluster.light_sleep_after_s = 60
+    cluster.sleeper.may_load.set()
+    cluster.run()
+    async with cluster.client() as client:
+        answer = await act(client, action)
+        await until(lambda: cluster.sleeper.num_pings == 1)
+    expected = told("running", pinned=action == "pin")
+    assert (answer.status_code, answer.json()) == (200, expected)
+
+
+async def test_a_pin_of_a_model_without_a_replica_is_left_to_serve(cluster: Cluster) -> None:
+    cluster.light_sleep_after_s = 60
+    async with cluster.client() as client:
+        assert (await act(client, "pin")).status_code == 202
+    assert cluster.sleeper.num_pings == 0, "its next replica starts awake"
 
 
 async def test_a_start_that_is_waited_for_and_fails_says_why(cluster: Cluster) -> None:

@@ -123,6 +123,7 @@ class FakeHandle:
         self.response = FakeResponse(answer)
         self.describe = FakeMethod(self.response)
         self.ping = FakeMethod(self.response)
+        self.wake = FakeMethod(self.response)
         self.tokenize = FakeMethod(self.response)
         self.detokenize = FakeMethod(self.response)
         self._responses = responses
@@ -150,6 +151,27 @@ async def test_our_own_cancellation_is_raised_and_cancels_the_call() -> None:
 
 async def test_describe_returns_what_the_replica_says() -> None:
     assert await backend(DESCRIPTION).send(DescribeRequest()) == DESCRIPTION
+
+
+@pytest.mark.parametrize("wakes", [False, True])
+async def test_only_a_ping_that_wakes_a_model_wakes_a_replica_from_its_light_sleep(
+    wakes: bool,
+) -> None:
+    handle = FakeHandle()
+    called: list[str] = []
+
+    class Noted(FakeMethod):
+        def __init__(self, name: str) -> None:
+            super().__init__(FakeResponse(None))
+            self._name = name
+
+        def remote(self, *args: object) -> object:
+            called.append(self._name)
+            return super().remote(*args)
+
+    handle.ping, handle.wake = Noted("ping"), Noted("wake")
+    await HandleBackend(cast("DeploymentHandle[Any]", handle)).send(PingRequest(wakes))
+    assert called == ["wake" if wakes else "ping"]
 
 
 @pytest.mark.parametrize("request_", [DescribeRequest(), PingRequest()])

@@ -1,0 +1,87 @@
+"""A model that sleeps lightly, served: its process and its answers stay, and pins keep it awake."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.faults.served.answer import assert_equal, read
+from tests.faults.served.devices import shown
+from tests.faults.served.kinds import SEEDED, about
+from tests.faults.served.redeploy import Deployed
+from tests.faults.served.replicas import DEADLINE_S, Replicas, reached
+from tests.faults.served.sizes import MODEL_SECTION
+from tests.ray.serve_run import Server
+
+MODEL = f"/v1/models/{MODEL_SECTION}"
+AFTER_S = 0.5
+BODY = about("os.path.join", 60, **SEEDED)
+
+
+@pytest.fixture
+async def lightly(
+    client: httpx.AsyncClient, server: Server, deployed: Deployed
+) -> AsyncIterator[None]:
+    """Let the only replica sleep lightly as soon as it is not used; let no pin be left."""
+    (chat,) = deployed.models
+    chat["light_sleep_after_s"] = AFTER_S
+    section = deployed.section(MODEL_SECTION)
+    section["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 1}
+    await deployed.apply()
+    await deployed.settled()
+    await reached(server.is_ready)
+    yield
+    await act(client, "unpin")
+
+
+async def act(client: httpx.AsyncClient, action: str) -> None:
+    answer = await client.post(f"{MODEL}/{action}")
+    assert answer.is_success, answer.text
+
+
+async def light_sleep(client: httpx.AsyncClient) -> dict[str, Any]:
+    """Return what `/v1/devices` shows of the only replica's sleep."""
+    (replica,) = (await shown(client)).replicas
+    found: dict[str, Any] = replica["light_sleep"]
+    return found
+
+
+async def in_state(client: httpx.AsyncClient, state: str, num_sleeps: int) -> dict[str, Any]:
+    """Wait until the replica is in a state, and has fallen asleep at least as often."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            found = await light_sleep(client)
+            if found["state"] == state and found["num_sleeps"] >= num_sleeps:
+                return found
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.usefixtures("lightly")
+async def test_a_model_sleeps_lightly_and_wakes_in_the_same_process_and_a_pin_keeps_it_awake(
+    client: httpx.AsyncClient, replicas: Replicas
+) -> None:
+    before = await read(client, BODY)
+    (process,) = replicas.alive
+    asleep = await in_state(client, "asleep", 1)
+    after = await read(client, BODY)
+    assert after.is_whole
+    assert_equal([after], [before])
+    asleep = await in_state(client, "asleep", asleep["num_sleeps"] + 1)
+    assert asleep["last_wake_s"] is not None
+
+    await act(client, "wake")
+    asleep = await in_state(client, "asleep", asleep["num_sleeps"] + 1)
+
+    await act(client, "pin")
+    pinned = await in_state(client, "awake", asleep["num_sleeps"])
+    assert_equal([await read(client, BODY)], [before])
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + 6 * AFTER_S
+    while loop.time() < end_s:
+        assert await light_sleep(client) == pinned
+    await act(client, "unpin")
+    await in_state(client, "asleep", pinned["num_sleeps"] + 1)
+    assert replicas.alive == (await shown(client)).processes == [process]
+    assert replicas.broken == []
