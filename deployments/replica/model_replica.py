@@ -48,9 +48,10 @@ from deployments.plan.replica_report import (
     Waits,
     WorkCounts,
 )
+from deployments.plan.start_times import note_start
 from deployments.replica.assigned_device import open_assigned_device
 from deployments.replica.metrics import MemoryMetrics, ReplicaMetrics
-from deployments.replica.own_actor import end_own_actor
+from deployments.replica.own_actor import end_own_actor, is_actor
 from deployments.replica.ray_metrics import RayMetrics, own_deployment
 from deployments.replica.start_board import StartBoard
 from deployments.replica.start_phases import StartPhases
@@ -178,6 +179,8 @@ class ModelReplica:
         finally:
             board.close()
         self._phases.end("rest")
+        if is_actor():  # else the process may have begun long before
+            note_start(spec, self._phases.total_s)
         logger.info(
             "%s is ready after %.1f s (%s) on %s: share %g of the device, %d compute thread(s), %s",
             spec.id,

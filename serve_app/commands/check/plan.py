@@ -39,6 +39,7 @@ from deployments.plan.replica_plan import (
     counted_shape,
     plan_replica,
 )
+from deployments.plan.start_times import last_start_s
 from serve_app.commands.check.model_source import ModelFiles, SourceError, read_files
 from serve_app.commands.check.turns import TurnPolicyConfig, turns_in
 from serve_app.config import AppConfig
@@ -447,7 +448,7 @@ def tell(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig | None = 
         for name, group in turns.groups.items():
             console.print(
                 f"{', '.join(group)} take turns ({name}): one of them runs at a time, for at least "
-                f"{turns.min_turn_s:g} s while another is asked for",
+                f"{turns.min_turn_s:g} s while another is asked for. {_swaps(found, group)}",
                 soft_wrap=True,
                 markup=False,
             )
@@ -458,6 +459,20 @@ def tell(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig | None = 
         own = [each for each in found if not isinstance(each, MeasuredByVllm)]
         least = sum(_least_bytes(each) for each in own)
         console.print(f"Side by side they need {least / GIB:.1f} GiB at least.", soft_wrap=True)
+
+
+def _swaps(found: Sequence[Planned], group: Sequence[str]) -> str:
+    """Return what the swaps of a group take, by the last starts of its models."""
+    specs = {each.spec.id: each.spec for each in found}
+    starts = {id_: last_start_s(specs[id_]) if id_ in specs else None for id_ in group}
+    if not any(starts.values()):
+        return "A swap starts the next one, which was not measured on this machine yet"
+    told = (f"{id_} {_seconds(start_s)}" for id_, start_s in starts.items())
+    return f"A swap starts the next one; the last starts on this machine: {', '.join(told)}"
+
+
+def _seconds(start_s: float | None) -> str:
+    return "not measured yet" if start_s is None else f"{start_s:.1f} s"
 
 
 MEASURED_WHERE: Final = (
@@ -559,7 +574,9 @@ def as_json(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig | None
     return json.dumps(
         {
             "device": {"total_bytes": card.memory.total_bytes, "is_gpu": card.num > 0},
-            "models": [_as_dict(each) for each in found],
+            "models": [
+                _as_dict(each) | {"last_start_s": last_start_s(each.spec)} for each in found
+            ],
             "turns": {name: list(group) for name, group in _groups(turns).items()},
         },
         indent=2,

@@ -1,6 +1,7 @@
 import os
 import pickle
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from deployments.device.device import CpuDevice, MemoryDevice
 from deployments.plan.memory_budget import DeviceMemoryError
 from deployments.plan.replica_plan import DeviceMemory, plan_replica
 from deployments.plan.replica_report import MemoryPlan, ReplicaState, WorkCounts
+from deployments.plan.start_times import last_start_s
 from deployments.replica import model_replica
 from deployments.replica.metrics import MemoryMetrics
 from deployments.replica.model_replica import ModelReplica
@@ -75,6 +77,17 @@ def test_a_replica_starts_its_model_and_logs_where_it_runs(
     assert Replica(spec("m", num_gpus=0.5), open_cpu).num_starts == 1
     for words in ("tiny is ready", "share 0.5", "3 compute thread(s), a fake model"):
         assert words in caplog.text
+
+
+def test_a_replica_that_is_an_actor_keeps_how_long_its_start_took(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    Replica(spec("m"), open_cpu)
+    assert last_start_s(spec("m")) is None, "the tests' process has begun long before"
+    monkeypatch.setattr(model_replica, "is_actor", lambda: True)
+    started = Replica(spec("m"), open_cpu)
+    assert last_start_s(spec("m")) == started._phases.total_s
 
 
 def test_a_replica_that_is_let_go_stops_its_model() -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Final
 
+from deployments.plan.cache_folder import cache_folder
+
 logger = logging.getLogger(__name__)
 
 DIGEST_BYTES: Final = sha256().digest_size
@@ -25,19 +27,6 @@ OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 class UnsafeFileError(OSError):
     """Another user could have written what is read; the text names it."""
-
-
-def cache_folder() -> Path:
-    """Return the folder of what may be made again at any time; it may not exist.
-
-    Source: https://specifications.freedesktop.org/basedir-spec/latest/ (XDG_CACHE_HOME)
-
-    Raises:
-        RuntimeError: The user has no home.
-    """
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    cache = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
-    return cache / "raystream"
 
 
 def kernel_folder() -> Path:

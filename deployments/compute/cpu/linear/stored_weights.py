@@ -16,8 +16,8 @@ from weakref import finalize
 
 import torch
 
-from deployments.compute.cpu.jit.kernel_files import cache_folder
 from deployments.compute.host_memory import give_back_pages
+from deployments.plan.cache_folder import cache_folder
 
 MIN_BYTES: Final = 2**16
 """Smaller tensors stay: they hold few whole pages, and all of them are little beside the rest."""

@@ -14,9 +14,11 @@ from typer.testing import CliRunner, Result
 
 from deployments.plan import cgroup
 from deployments.plan.memory_budget import GIB
+from deployments.plan.start_times import note_start
 from serve_app.commands.check import plan as planning
 from serve_app.commands.check.plan import PlanError, card_of, models_of, parse_size
 from serve_app.commands.cli import app
+from serve_app.gpu_shares import to_spec
 from tests.failing import failing
 from tests.hub_configs import config_file
 
@@ -259,6 +261,7 @@ def test_the_shipped_file_is_planned_for_this_machine(monkeypatch: pytest.Monkey
 def test_of_models_that_take_turns_only_the_largest_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(
         pynvml, "nvmlInit", failing(pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
     )
@@ -278,8 +281,15 @@ def test_of_models_that_take_turns_only_the_largest_counts(
     assert told.exit_code == 0, told.stderr
     line = "pydoc-chat, pydoc-detector take turns (cpu): one of them runs at a time, for at least 7"
     assert line in told.stdout
+    assert "the next one, which was not measured on this machine yet" in told.stdout
+    chat = next(each for each in models_of(file) if each.id == names[0])
+    note_start(to_spec(chat, 0.0), 7.25)
+    last = "the last starts on this machine: pydoc-chat 7.2 s, pydoc-detector not measured yet"
+    assert last in run(str(file)).stdout
     plan = json.loads(run(str(file), "--json").stdout)
     assert plan["turns"] == {"cpu": names}
+    starts = {each["id"]: each["last_start_s"] for each in plan["models"]}
+    assert starts == {"pydoc-chat": 7.25, "pydoc-detector": None, "pydoc-search": None}
     size = {each["id"]: each["start_bytes"] for each in plan["models"]}
     together = max(size[id_] for id_ in names) + size["pydoc-search"]
     assert f"Together on the CPU: {together / GIB:.2f} GiB needed at start" in told.stdout
