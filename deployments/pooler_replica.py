@@ -1,14 +1,14 @@
 """PoolerReplica: a model's worker behind one method, whatever computes the texts.
 
-Requests come through the channels of their ingresses, or as Serve's calls. Those that arrive
-together are tokenized together (`@serve.batch`) and queued for the worker
-(`deployments.pooling.pooling_worker`). A cancelled request leaves the queue, and its unfinished
-results are dropped.
+Requests come through the channels of their ingresses, or as Serve's calls. Short ones are tokenized
+at once, on the event loop; others gather while the tokenizer is busy (`@serve.batch`) and are
+tokenized together on a thread. The worker (`deployments.pooling.pooling_worker`) takes them from a
+queue. A cancelled request leaves it, and its unfinished results are dropped.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
 from ray import serve
@@ -24,7 +24,9 @@ from deployments.contract.pooling import (
     Pooled,
     PooledText,
     PoolingEvent,
+    PoolingInput,
     PoolingRequest,
+    TextPair,
 )
 from deployments.contract.telemetry.metric_table import POOLER
 from deployments.contract.user_config import queue_limits, set_batching
@@ -41,6 +43,11 @@ from deployments.replica.probation import Probation
 MAX_BATCH_SIZE = 32
 BATCH_WAIT_TIMEOUT_S = 0.0
 """Zero, because requests collect in the queue while the device is busy."""
+
+MAX_BRIEF_CHARACTERS = 2048
+MAX_BRIEF_TEXTS = 16
+"""Up to both, tokenizing takes about a millisecond at most, for which the event loop stands still.
+"""
 
 
 class PoolerReplica(ModelReplica):
@@ -68,6 +75,8 @@ class PoolerReplica(ModelReplica):
 
     def _start(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._num_encoding = 0  # batches that wait for the encoder's thread, or are on it
+        self._gathers_all = False
         self._num_batches_seen = 0
         self._queue = RequestQueue(
             QueueLimits(0, None),  # nothing arrives before the start
@@ -93,6 +102,7 @@ class PoolerReplica(ModelReplica):
     def _apply(self, given: Mapping[str, float]) -> None:
         self._queue.set_limits(QueueLimits(*self._queue_limits(given)))
         set_batching(self._encode, given, MAX_BATCH_SIZE, BATCH_WAIT_TIMEOUT_S)
+        self._gathers_all = given.get("batch_wait_timeout_s", BATCH_WAIT_TIMEOUT_S) > 0
 
     def _queue_limits(self, given: Mapping[str, float]) -> tuple[int, int | None]:
         return queue_limits(given, self._spec.entry, self._facts.memory.max_model_len)
@@ -197,7 +207,11 @@ class PoolerReplica(ModelReplica):
         yield [answer]
 
     async def _pool(self, request: PoolingRequest, job: Job) -> Pooled:
-        encoded = await self._encode(request)
+        # Two threads in the tokenizer would change each other's truncation.
+        if self._num_encoding or self._gathers_all or not is_brief(request):
+            encoded = await self._encode(request)
+        else:
+            (encoded,) = self._encoder.encode([request])
         if isinstance(encoded, RaystreamError):
             raise encoded
         self._queue.put(job, encoded.token_ids, encoded.type_ids)
@@ -216,8 +230,17 @@ class PoolerReplica(ModelReplica):
     )
     async def _encode(self, requests: list[PoolingRequest]) -> list[EncodedTexts | RaystreamError]:
         """Encode requests that arrived together, off the event loop."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._encoding, self._encoder.encode, requests)
+        return await self._encode_on_thread(requests)
+
+    async def _encode_on_thread(
+        self, requests: Sequence[PoolingRequest]
+    ) -> list[EncodedTexts | RaystreamError]:
+        self._num_encoding += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._encoding, self._encoder.encode, requests)
+        finally:
+            self._num_encoding -= 1
 
     def _hand_over(self, stats: BatchStats) -> None:
         """Have the event loop record a micro-batch; runs on the worker's thread."""
@@ -234,3 +257,17 @@ class PoolerReplica(ModelReplica):
     def _stop(self) -> None:
         if hasattr(self, "_worker"):
             self._worker.stop()
+
+
+def is_brief(request: PoolingRequest) -> bool:
+    """Return whether tokenizing a request takes about a millisecond at most.
+
+    On the way to another thread and back it would wait twice for a core and for Python's lock.
+    """
+    is_few = len(request.texts) <= MAX_BRIEF_TEXTS
+    return is_few and sum(map(_num_characters, request.texts)) <= MAX_BRIEF_CHARACTERS
+
+
+def _num_characters(text: PoolingInput) -> int:
+    """Return the length of a text; a token id counts as one character."""
+    return len(text.first) + len(text.second) if isinstance(text, TextPair) else len(text)
