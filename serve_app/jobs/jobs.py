@@ -8,6 +8,7 @@ from typing import Self
 
 from serve_app.config import JobsConfig
 from serve_app.jobs.batches import Batches
+from serve_app.jobs.conversations import Conversations
 from serve_app.jobs.files import Files
 from serve_app.jobs.response_log import ResponseLog
 from serve_app.jobs.responses import Responses
@@ -81,6 +82,7 @@ class Jobs:
         batches: The batches.
         results: The results of their lines.
         responses: The stored responses.
+        conversations: The conversations that they make.
         response_log: The events of those in the background.
         response_news: Wakes those who wait for responses in the background.
     """
@@ -92,6 +94,7 @@ class Jobs:
         self.batches = Batches(store, config)
         self.results = Results(store, config)
         self.responses = Responses(store, config)
+        self.conversations = Conversations(store)
         self.response_log = ResponseLog(store)
         self.response_news = ResponseNews()
         self._news = News()

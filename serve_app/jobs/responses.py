@@ -1,35 +1,24 @@
-"""Stored responses: their rows in the store, and the conversations that they make.
+"""Stored responses: their rows in the store.
 
 A response that its client waited for is one row, written when it has ended. One in the background
 is there from the start. Like a batch, it is run by one ingress at a time, which holds its lease;
 `response_log` has its events.
 
-A response holds only its own input. What came before is in the responses that it follows, and a
-conversation is read by going through them.
+A response holds only its own input; `conversations` reads what came before.
 """
 
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, fields
-from typing import Any, Final, Self
+from typing import Self
 
-from deployments.contract.errors import (
-    InvalidRequestError,
-    JobConflictError,
-    JobLimitError,
-    PreviousResponseError,
-)
+from deployments.contract.errors import JobConflictError, JobLimitError
 from serve_app.config import JobsConfig
+from serve_app.jobs.conversations import numbers_of
 from serve_app.jobs.leases import Leases
 from serve_app.jobs.response_log import IS_UNDER_WAY, UNDER_WAY, Group, insert_group, no_response
 from serve_app.jobs.store import ERASED_AT_ONCE, Store
-
-FOLLOWED: Final = ("completed", "incomplete")
-"""The states of a response that another may follow."""
-
-PREVIOUS: Final = "previous_response_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +140,7 @@ class Responses:
         def add(connection: sqlite3.Connection) -> None:
             previous = None
             if new.previous_id is not None:
-                chain = [
-                    row["number"] for row in _chain(connection, new.owner, new.previous_id, "")
-                ]
-                if not chain:
-                    raise _no_previous(new.previous_id)
+                chain = numbers_of(connection, new.owner, new.previous_id)
                 previous = chain[0]
                 connection.executemany(
                     "UPDATE responses SET expires_s = ? WHERE number = ?",
@@ -197,63 +182,6 @@ class Responses:
         """
         return await self._store.read(lambda connection: _of_owner(connection, owner, id_))
 
-    async def conversation(self, owner: str, id_: str, max_bytes: int) -> list[dict[str, Any]]:
-        """Return what a request that follows a response goes on from, the oldest item first.
-
-        Raises:
-            PreviousResponseError: The owner has no response of this id, or one before it was
-                erased.
-            InvalidRequestError: It can't be followed, or the conversation is too long.
-            JobsUnavailableError: The store can't be read.
-        """
-
-        def conversation(connection: sqlite3.Connection) -> list[dict[str, Any]]:
-            turns, num_bytes, last = list[list[dict[str, Any]]](), 0, None
-            with closing(_chain(connection, owner, id_, ", items, body, status")) as rows:
-                for last in rows:
-                    if last["status"] not in FOLLOWED:
-                        raise JobConflictError(
-                            f"The response is {last['status']}, so no other can follow it yet."
-                            if last["status"] in UNDER_WAY
-                            else f"The response is {last['status']}, so no other can follow it.",
-                            PREVIOUS,
-                        )
-                    turns.append(_turn(last))
-                    num_bytes += len(last["items"]) + sum(len(str(item)) for item in turns[-1])
-                    if num_bytes > max_bytes:
-                        raise InvalidRequestError(
-                            "The conversation before this request is larger than a body may be "
-                            f"({max_bytes} bytes, limits.max_body_bytes). Begin a new one.",
-                            PREVIOUS,
-                        )
-            if last is None:
-                raise _no_previous(id_)
-            if last["previous"] is not None:
-                raise PreviousResponseError(
-                    "A response earlier in this conversation was deleted, or has expired. Send the "
-                    "whole conversation as input.",
-                    PREVIOUS,
-                )
-            return [item for turn in reversed(turns) for item in turn]
-
-        return await self._store.read(conversation)
-
-    async def input_items(self, owner: str, id_: str) -> list[dict[str, Any]]:
-        """Return a response's input, the oldest item first: all that is kept of the conversation.
-
-        Raises:
-            JobNotFoundError: The owner has none of this id.
-            JobsUnavailableError: The store can't be read.
-        """
-
-        def items(connection: sqlite3.Connection) -> list[dict[str, Any]]:
-            own = _of_owner(connection, owner, id_)
-            _, *before = _chain(connection, owner, id_, ", items, body")
-            past = [item for row in reversed(before) for item in _turn(row)]
-            return [*past, *json.loads(own.items)]
-
-        return await self._store.read(items)
-
     async def delete(self, owner: str, id_: str) -> None:
         """Erase a response; one that runs is aborted.
 
@@ -290,24 +218,6 @@ class Responses:
             return _of_owner(connection, owner, id_)
 
         return await self._store.write(cancel)
-
-    async def history(self, response: StoredResponse) -> list[dict[str, Any]]:
-        """Return what a response in the background goes on from; see `conversation`.
-
-        Raises:
-            PreviousResponseError: A response before it was erased.
-            JobsUnavailableError: The store can't be read.
-        """
-
-        def history(connection: sqlite3.Connection) -> list[dict[str, Any]]:
-            rows = list(_chain(connection, response.owner, response.id, ", items, body"))
-            if not rows or rows[-1]["previous"] is not None:
-                raise PreviousResponseError(
-                    "A response earlier in this conversation was deleted, or has expired.", PREVIOUS
-                )
-            return [item for row in reversed(rows[1:]) for item in _turn(row)]
-
-        return await self._store.read(history)
 
     async def claim(
         self, ingress: str, beside: Collection[int], owners: Sequence[str], most: int
@@ -370,31 +280,6 @@ class Responses:
             pass
 
 
-def _chain(connection: sqlite3.Connection, owner: str, id_: str, columns: str) -> sqlite3.Cursor:
-    """Return a response and those that it follows, the newest first.
-
-    Args:
-        connection: The database.
-        owner: The response's.
-        id_: The response's.
-        columns: Those of `responses` to return besides number and previous.
-    """
-    return connection.execute(
-        "WITH RECURSIVE chain (number, previous) AS ("
-        "SELECT number, previous FROM responses WHERE id = ? AND owner = ? "
-        "UNION ALL SELECT each.number, each.previous FROM chain "
-        "JOIN responses AS each ON each.number = chain.previous) "
-        f"SELECT each.number, each.previous{columns} FROM chain "
-        "JOIN responses AS each ON each.number = chain.number ORDER BY chain.number DESC",
-        (id_, owner),
-    )
-
-
-def _turn(row: sqlite3.Row) -> list[dict[str, Any]]:
-    """Return the items that a response has added to its conversation."""
-    return [*json.loads(row["items"]), *json.loads(row["body"])["output"]]
-
-
 def _erase(connection: sqlite3.Connection, numbers: Iterable[int]) -> None:
     for number in numbers:
         connection.execute("DELETE FROM response_events WHERE response = ?", (number,))
@@ -412,11 +297,3 @@ def _of_owner(connection: sqlite3.Connection, owner: str, id_: str) -> StoredRes
 
 def _with_status(body: str, status: str) -> str:
     return json.dumps({**json.loads(body), "status": status}, ensure_ascii=False)
-
-
-def _no_previous(id_: str) -> PreviousResponseError:
-    return PreviousResponseError(
-        f"There is no response {id_[:64]!r}. It may have been sent with store: false, deleted, or "
-        "expired: send the whole conversation as input.",
-        PREVIOUS,
-    )

@@ -148,7 +148,8 @@ class BackgroundResponses:
         body = ResponsesRequest.model_validate(fields)
         if body.previous_response_id is None:
             return body
-        return following(body, await self._jobs.responses.history(response))
+        before = await self._jobs.conversations.before(response.owner, response.id)
+        return following(body, before)
 
 
 async def followed(

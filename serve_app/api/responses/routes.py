@@ -208,7 +208,7 @@ class ResponsesApi:
     ) -> InputItemList:
         """List the items of a response's conversation, a page at a time."""
         jobs = jobs_of(self._context)
-        items = await jobs.responses.input_items(owner_of(request), response_id)
+        items = await jobs.conversations.input_items(owner_of(request), response_id)
         if order == "desc":
             items.reverse()
         if after is not None:

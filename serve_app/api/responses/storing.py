@@ -24,8 +24,9 @@ from serve_app.api.responses.input_schema import Input, InputItem
 from serve_app.api.responses.schema import ResponsesRequest
 from serve_app.http.request_id import request_id_of
 from serve_app.http.request_record import note_warnings, record_of
+from serve_app.jobs.conversations import PREVIOUS
 from serve_app.jobs.jobs import Jobs
-from serve_app.jobs.responses import PREVIOUS, NewResponse
+from serve_app.jobs.responses import NewResponse
 from serve_app.streaming.sse import LastEvent
 
 INPUT: Final[TypeAdapter[list[InputItem]]] = TypeAdapter(Input)
@@ -93,7 +94,7 @@ class ResponseStoring:
         else:
             is_stored = await self._is_stored(body, jobs, owner, is_line=is_line)
             if body.previous_response_id is not None:
-                items = await jobs.responses.conversation(
+                items = await jobs.conversations.up_to(
                     owner, body.previous_response_id, self._context.limits.max_body_bytes
                 )
                 body = following(body, items)
