@@ -1,11 +1,12 @@
 """One WebSocket of `/v1/responses`: frames in, the events of responses out.
 
 A frame `response.create` holds the body of a POST, which the application answers as it answers
-HTTP; each event of that stream goes out as one frame. Frames are answered one after the other. A
-turn that fails is told as a frame `error`, and the connection stays open. `previous_response_id`
-names the connection's last response, whose input and output stand in front of the new input;
-`serve_app.api.responses.history` keeps them. Another id is left to the POST where responses are
-stored; the connection then keeps nothing of that turn, since it has not seen all of it.
+HTTP; each event of that stream goes out as one frame. Frames of one `stream_id` are answered one
+after the other, and those of several side by side. A turn that fails is told as a frame `error`,
+and the connection stays open. `previous_response_id` names the last response of any stream of the
+connection, whose input and output stand in front of the new input; `history` keeps them. Another id
+is left to the POST where responses are stored; the connection then keeps nothing of that turn,
+since it has not seen all of it.
 
 Source: https://developers.openai.com/api/docs/guides/websocket-mode
 """
@@ -15,7 +16,7 @@ import json
 import logging
 import secrets
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -28,31 +29,36 @@ from starlette.status import (
 from starlette.types import Message, Receive, Send
 
 from deployments.contract.errors import (
-    InvalidRequestError,
     PreviousResponseError,
     RaystreamError,
     SocketAgeError,
+)
+from serve_app.api.responses.frames import (
+    Events,
+    Frame,
+    encoded,
+    error_event,
+    of_stream,
+    read_frame,
 )
 from serve_app.api.responses.history import Items
 from serve_app.api.responses.sockets import Sockets
 from serve_app.config import LimitsConfig
 from serve_app.http.errors import error_response
 from serve_app.http.exchange import Exchange
-from serve_app.http.json_route import decode_json
 from serve_app.http.request_id import REQUEST_ID_HEADER
 
 logger = logging.getLogger("ray.serve")
-
-CREATE: Final = "response.create"
-NOTICES: Final = frozenset({"response.processed"})
-"""Frames of clients that want no answer."""
 
 ENDED: Final = frozenset({"response.completed", "response.incomplete"})
 FAILED: Final = frozenset({"response.failed", "error"})
 WITH_RESPONSE: Final = ENDED | {"response.created", "response.in_progress", "response.failed"}
 
+MAX_ANSWERED: Final = 8
+"""Streams of a connection whose frames are answered side by side."""
+
 MAX_WAITING: Final = 16
-"""Frames that may wait while one is answered."""
+"""Frames of a connection that may wait while others are answered."""
 
 OK: Final = 200
 FLOODED: Final = "Too many frames wait. Send the next one when the last answer has ended."
@@ -79,12 +85,22 @@ class Turn:
         items: All items of the conversation; None if those before its input are only in the store.
         previous: The id of the response that it continues.
         generates: False only lets the connection keep the input.
+        stream_id: See `Frame`.
     """
 
     body: dict[str, Any]
     items: Items | None
     previous: str | None
     generates: bool
+    stream_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A frame that waits: what it asks for, or why it can't be answered, and its size."""
+
+    asked: Frame | RaystreamError
+    num_bytes: int
 
 
 class ResponseSocket:
@@ -108,7 +124,9 @@ class ResponseSocket:
         self._ask = ask
         self._sockets = sockets
         self._limits = limits
-        self._waiting: deque[str | bytes] = deque()
+        self._streams: dict[str | None, deque[_Waiting]] = {}  # those that are answered
+        self._places = asyncio.Semaphore(MAX_ANSWERED)
+        self._num_waiting = 0
         self._num_bytes = 0  # of what waits
         self._changed = asyncio.Event()
         self._is_aged = False
@@ -116,18 +134,16 @@ class ResponseSocket:
 
     async def run(self) -> None:
         """Answer frames until the client leaves, or the connection has to end."""
-        reading = asyncio.ensure_future(self._read())
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._sockets.max_age_s, self._age)
+        timer = asyncio.get_running_loop().call_later(self._sockets.max_age_s, self._age)
         try:
             with self._sockets.watched(self._changed.set):
-                while (frame := await self._next_frame()) is not None:
-                    await self._take(frame)
+                async with asyncio.TaskGroup() as tasks:
+                    reading = tasks.create_task(self._read(tasks))
+                    await self._last()
+                    reading.cancel()
         finally:
             timer.cancel()
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-            self._sockets.histories.forget(self)
+            self._sockets.histories.leave(self)
 
     def _age(self) -> None:
         self._is_aged = True
@@ -137,7 +153,34 @@ class ResponseSocket:
         self.left.set()
         self._changed.set()
 
-    async def _read(self) -> None:
+    @property
+    def _is_ending(self) -> bool:
+        """Whether no frame is answered any more that waits."""
+        return self.left.is_set() or self._is_aged or self._sockets.is_draining
+
+    async def _last(self) -> None:
+        """Return once the connection has ended. It is closed when nothing is answered."""
+        while not self.left.is_set():
+            if self._is_ending and not self._streams:
+                await self._end()
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def _end(self) -> None:
+        if self._sockets.is_draining:
+            await self._close(WS_1012_SERVICE_RESTART, STOPPING)
+            return
+        await self.tell(
+            SocketAgeError(
+                f"The connection has been open for {self._sockets.max_age_s:g} s, the most "
+                "that it may (limits.max_socket_s). Connect again to continue."
+            ),
+            None,
+        )
+        await self._close(WS_1012_SERVICE_RESTART, "")
+
+    async def _read(self, tasks: asyncio.TaskGroup) -> None:
         """Read all the time, so that a client that leaves is noticed while it is answered."""
         while True:
             message = await self._receive()
@@ -147,43 +190,51 @@ class ResponseSocket:
             frame = message.get("text")
             if frame is None:
                 frame = message["bytes"]
-            self._waiting.append(frame)
-            self._num_bytes += len(frame)
-            is_heavy = len(self._waiting) > 1 and self._num_bytes > self._limits.max_body_bytes
-            if is_heavy or len(self._waiting) > MAX_WAITING:
+            self._put(frame, tasks)
+            is_heavy = self._num_waiting > 1 and self._num_bytes > self._limits.max_body_bytes
+            if is_heavy or self._num_waiting > MAX_WAITING:
                 await self._close(WS_1008_POLICY_VIOLATION, FLOODED)
                 return
-            self._changed.set()
 
-    async def _next_frame(self) -> str | bytes | None:
-        """Return the next frame; None once the connection has ended."""
-        while not self.left.is_set():
-            if self._sockets.is_draining:
-                await self._close(WS_1012_SERVICE_RESTART, STOPPING)
-            elif self._is_aged:
-                await self.tell(
-                    SocketAgeError(
-                        f"The connection has been open for {self._sockets.max_age_s:g} s, the most "
-                        "that it may (limits.max_socket_s). Connect again to continue."
-                    )
-                )
-                await self._close(WS_1012_SERVICE_RESTART, "")
-            elif self._waiting:
-                frame = self._waiting.popleft()
-                self._num_bytes -= len(frame)
-                return frame
-            else:
-                self._changed.clear()
-                await self._changed.wait()
-        return None
-
-    async def _take(self, frame: str | bytes) -> None:
+    def _put(self, text: str | bytes, tasks: asyncio.TaskGroup) -> None:
+        """Let a frame wait for its turn in its stream; one that can't be read is of none."""
+        asked: Frame | RaystreamError | None
         try:
-            turn = self._turn(frame)
+            asked = read_frame(text, self._limits.max_json_depth)
         except RaystreamError as error:
-            await self.tell(error)
+            asked = error
+        if asked is None:
             return
-        if turn is None:
+        stream_id = asked.stream_id if isinstance(asked, Frame) else None
+        if stream_id not in self._streams:
+            self._streams[stream_id] = deque()
+            tasks.create_task(self._answer(stream_id))
+        self._streams[stream_id].append(_Waiting(asked, len(text)))
+        self._num_waiting += 1
+        self._num_bytes += len(text)
+
+    async def _answer(self, stream_id: str | None) -> None:
+        """Answer the frames of a stream, one after the other, until none waits."""
+        waiting = self._streams[stream_id]
+        while waiting and not self._is_ending:
+            async with self._places:
+                if self._is_ending:
+                    break
+                next_one = waiting.popleft()
+                self._num_waiting -= 1
+                self._num_bytes -= next_one.num_bytes
+                await self._take(next_one.asked)
+        del self._streams[stream_id]
+        self._changed.set()
+
+    async def _take(self, asked: Frame | RaystreamError) -> None:
+        if isinstance(asked, RaystreamError):
+            await self.tell(asked, None)
+            return
+        try:
+            turn = self._turn(asked)
+        except RaystreamError as error:
+            await self.tell(error, asked.stream_id)
             return
         request_id = secrets.token_hex(16)
         body = json.dumps(turn.body, separators=(",", ":")).encode()
@@ -203,42 +254,27 @@ class ResponseSocket:
         if not self.left.is_set():
             await answer.finish()
 
-    def _turn(self, frame: str | bytes) -> Turn | None:
-        """Return what a frame asks for; None if it asks for nothing.
+    def _turn(self, asked: Frame) -> Turn:
+        """Return the turn that a frame asks for.
 
         Raises:
-            InvalidRequestError: It can't be answered.
+            PreviousResponseError: The connection does not keep what it continues.
         """
-        if isinstance(frame, bytes):
-            raise InvalidRequestError("The frame is binary. Send JSON in a text frame.")
-        body = decode_json(frame.encode(), self._limits.max_json_depth)
-        kind = body.pop("type", None) if isinstance(body, dict) else None
-        if isinstance(kind, str) and kind in NOTICES:
-            return None
-        if kind != CREATE:
-            raise InvalidRequestError(
-                f"A frame is a JSON object of type {CREATE!r}; no other is answered here.", "type"
-            )
-        generates = body.pop("generate", None)
-        if not isinstance(generates, bool | None):
-            raise InvalidRequestError("Send true or false, or leave it out.", "generate")
-        return self._begun(body, generates is not False)
-
-    def _begun(self, body: dict[str, Any], generates: bool) -> Turn:
+        body, generates = asked.body, asked.generates
         previous = body.pop("previous_response_id", None)
         given = _items(body.get("input"))
         history = self._history(previous)
         body["stream"] = generates
         if history is None:
             body["previous_response_id"] = previous
-            return Turn(body, None, previous, generates)
+            return Turn(body, None, previous, generates, asked.stream_id)
         items = [*history, *(given or ())]
         if given is not None:
             body["input"] = items
         if not (generates or items):
             # What comes later may be all of the input, but a POST needs some.
             body["input"] = " "
-        return Turn(body, items, previous, generates)
+        return Turn(body, items, previous, generates, asked.stream_id)
 
     def _history(self, previous: Any) -> Items | None:
         """Return the conversation up to a response; None if only the store can have it.
@@ -251,33 +287,36 @@ class ResponseSocket:
         found = self._sockets.histories.find(self, previous) if isinstance(previous, str) else None
         if found is None and not self._sockets.stores_responses:
             raise PreviousResponseError(
-                "The connection keeps only its last response, and this is not its id. Send the "
-                "whole conversation, without previous_response_id.",
+                "The connection keeps only the last response of each stream, and this is not the "
+                "id of one. Send the whole conversation, without previous_response_id.",
                 "previous_response_id",
             )
         return found
 
     def keep(self, turn: Turn, response: Mapping[str, Any]) -> None:
         """Keep a response that has ended, for the turn that continues it."""
+        histories = self._sockets.histories
         if turn.items is None:
-            self._sockets.histories.forget(self)
+            histories.forget(self, turn.stream_id)
             return
-        items = [*turn.items, *response["output"]]
-        self._sockets.histories.keep(self, response["id"], items)
+        histories.keep(self, turn.stream_id, response["id"], [*turn.items, *response["output"]])
 
-    async def send(self, event: str) -> None:
-        """Send an event, given as JSON, unless the client has left."""
+    async def send(self, event: str, stream_id: str | None) -> None:
+        """Send an event of a stream, given as JSON, unless the client has left."""
         if self._is_closed or self.left.is_set():
             return
         try:
-            await self._send_message({"type": "websocket.send", "text": event})
+            await self._send_message(
+                {"type": "websocket.send", "text": of_stream(event, stream_id)}
+            )
         except OSError:  # uvicorn's, when the client has gone
             self._leave()
 
-    async def tell(self, error: RaystreamError) -> None:
+    async def tell(self, error: RaystreamError, stream_id: str | None) -> None:
         """Send an error that no answer of the application tells of."""
         answer = error_response(error)
-        await self.send(_error_event(answer.status_code, answer.headers, bytes(answer.body)))
+        event = error_event(answer.status_code, answer.headers, bytes(answer.body))
+        await self.send(event, stream_id)
 
     async def _close(self, code: int, reason: str) -> None:
         if not (self._is_closed or self.left.is_set()):
@@ -301,7 +340,7 @@ class _Answer:
         self._turn = turn
         self._request_id = request_id
         self.exchange = Exchange(body, socket.left)
-        self._events = _Events()
+        self._events = Events()
         self._has_ended = False
 
     async def send(self, message: Message) -> None:
@@ -318,11 +357,11 @@ class _Answer:
             if kind in ENDED:
                 self._socket.keep(self._turn, told["response"])
             told["response"]["previous_response_id"] = self._turn.previous
-            event = _encoded(told)
+            event = encoded(told)
         elif kind == "error":
             # Its answer had begun to wait for the model before it failed.
-            event = _encoded({"type": "error", "status": 500, **json.loads(event)})
-        await self._socket.send(event)
+            event = encoded({"type": "error", "status": 500, **json.loads(event)})
+        await self._socket.send(event, self._turn.stream_id)
 
     async def finish(self) -> None:
         """Send what is not sent yet; the answer has ended."""
@@ -330,7 +369,8 @@ class _Answer:
         if status != OK:
             # Serve puts the id onto answers of HTTP only.
             headers = {**self.exchange.headers, REQUEST_ID_HEADER.lower(): self._request_id}
-            await self._socket.send(_error_event(status or 500, headers, body))
+            event = error_event(status or 500, headers, body)
+            await self._socket.send(event, self._turn.stream_id)
         elif not self._turn.generates:
             await self._finish_warm_up(json.loads(body))
         elif not self._has_ended:
@@ -344,29 +384,7 @@ class _Answer:
             (("response.created", begun), ("response.completed", response))
         ):
             event = {"type": kind, "sequence_number": number, "response": told}
-            await self._socket.send(_encoded(event))
-
-
-class _Events:
-    """Takes apart the events that `serve_app.streaming.sse` has framed, each with one line of data.
-
-    Comments and pings are dropped: a WebSocket has pings of its own.
-    """
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._kind = "error"  # the only event without a name
-
-    def feed(self, piece: bytes) -> Iterator[tuple[str, str]]:
-        """Yield the type and the JSON of each event that a piece completes."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        for line in lines:
-            name, _, value = line.partition(b": ")
-            if name == b"event":
-                self._kind = value.decode()
-            elif name == b"data":
-                yield self._kind, value.decode()
-                self._kind = "error"
+            await self._socket.send(encoded(event), self._turn.stream_id)
 
 
 def _items(given: Any) -> Items | None:
@@ -374,13 +392,3 @@ def _items(given: Any) -> Items | None:
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     return given if isinstance(given, list) else None
-
-
-def _error_event(status: int, headers: Mapping[str, str], body: bytes) -> str:
-    """Return an error of HTTP as an event: with its status, its body, and what guides retries."""
-    told = {name: value for name, value in headers.items() if not name.startswith("content-")}
-    return _encoded({"type": "error", "status": status, **json.loads(body), "headers": told})
-
-
-def _encoded(event: Mapping[str, Any]) -> str:
-    return json.dumps(event, separators=(",", ":"), ensure_ascii=False)

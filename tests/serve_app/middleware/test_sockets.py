@@ -106,14 +106,17 @@ async def test_an_ingress_that_ends_closes_connections_between_turns(
         AsgiSocket(app) as busy,
         AsgiSocket(app) as idle,
     ):
-        busy.create(input="hi")
-        await backend.opened.wait()
+        for stream in ("main", "side", "main"):
+            busy.create(input="hi", stream_id=stream)
+        await busy.wait_until(lambda: sum("delta" in event for event in busy.events) == 2)
         stopping.set()
         await idle.end()
         assert idle.close_code == 1012
         async with AsgiSocket(app) as late:
             assert late.denial[0] == 503
         release.set()
-        assert (await busy.turn())[-1]["type"] == "response.completed"
         await busy.end()
         assert busy.close_code == 1012
+        ends = [each["stream_id"] for each in busy.events if each["type"] == "response.completed"]
+        assert sorted(ends) == ["main", "side"]
+        assert len(backend.requests) == 2

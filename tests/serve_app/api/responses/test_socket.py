@@ -10,10 +10,10 @@ from openai.types.responses import Response
 
 from deployments.contract.errors import GenerationFailedError, OverloadedError
 from deployments.contract.messages import ChatMessage, TextPart
-from serve_app.api.responses.socket import MAX_WAITING
+from serve_app.api.responses.socket import MAX_ANSWERED, MAX_WAITING
 from tests.serve_app.api.responses.test_routes import TOOL, kinds_of, streamed
 from tests.serve_app.apps import ALICE, Client, access_lines, bearer, make_app, ring
-from tests.serve_app.asgi_socket import AsgiSocket
+from tests.serve_app.asgi_socket import LAST, AsgiSocket
 from tests.serve_app.fakes import CALL, HELLO, FakeBackend, text_of
 from tests.serve_app.middleware.test_rate_limits import CountedLedger
 
@@ -153,6 +153,8 @@ async def test_a_warm_up_is_checked_as_a_turn_is(app: FastAPI) -> None:
         ('{"type": {}}', "type"),
         (b"{}", None),
         ('{"type": "response.create", "model": "m", "input": "hi", "generate": 1}', "generate"),
+        ('{"type": "response.create", "model": "m", "input": "hi", "stream_id": 1}', "stream_id"),
+        ('{"type": "response.create", "model": "m", "input": "hi", "stream_id": ""}', "stream_id"),
         ('{"type": "response.create", "model": "m"}', "input"),
         ('{"type": "response.create", "model": "m", "input": 7}', "input"),
         ('{"type": "response.create", "model": "m", "input": "hi", "nowhere": 7}', "nowhere"),
@@ -228,6 +230,69 @@ async def test_frames_are_answered_one_after_the_other(app: FastAPI, backend: Fa
         for _ in range(2):
             assert (await socket.turn())[-1]["type"] == "response.completed"
     assert len(backend.requests) == 2
+
+
+async def test_streams_are_answered_side_by_side_and_each_event_names_its_own(
+    app: FastAPI, backend: FakeBackend
+) -> None:
+    release = asyncio.Event()
+    backend.scripts = [[HELLO[0], release, *HELLO[1:]], list(HELLO)]
+    async with AsgiSocket(app) as socket:
+        socket.create(input="slow", stream_id="main")
+        socket.create(input="waits", stream_id="main")
+        await socket.wait_until(lambda: any("delta" in event for event in socket.events))
+        socket.create(input="fast", stream_id="side.1")
+        await socket.wait_until(lambda: ended(socket.events) == ["side.1"])
+        assert len(backend.requests) == 2
+        release.set()
+        await socket.wait_until(lambda: ended(socket.events) == ["side.1", "main", "main"])
+    assert {event["stream_id"] for event in socket.events} == {"main", "side.1"}
+    for name, num_turns in (("main", 2), ("side.1", 1)):
+        events = [event for event in socket.events if event["stream_id"] == name]
+        assert sum(event["type"] == "response.created" for event in events) == num_turns
+        numbers = [event["sequence_number"] for event in events]
+        assert numbers == [*range(len(events) // num_turns)] * num_turns
+
+
+def ended(events: list[dict[str, Any]]) -> list[str | None]:
+    """Return the streams of the turns that have ended, in order."""
+    return [event.get("stream_id") for event in events if event["type"] in LAST]
+
+
+async def test_a_new_stream_continues_the_last_response_of_another(
+    app: FastAPI, backend: FakeBackend
+) -> None:
+    async with AsgiSocket(app) as socket:
+        first = (await socket.ask(input="hi", stream_id="main"))[-1]["response"]
+        for name in ("side", "main"):
+            again = await socket.ask(input=name, stream_id=name, previous_response_id=first["id"])
+            assert again[-1]["type"] == "response.completed"
+            assert said(backend) == [("user", "hi"), ("assistant", "Hello, world!"), ("user", name)]
+        # It is the last response of no stream any more.
+        event = await socket.refused(input="and?", previous_response_id=first["id"])
+        assert event["error"]["code"] == "previous_response_not_found"
+        assert "stream_id" not in event
+
+
+async def test_what_a_stream_is_refused_names_it(app: FastAPI) -> None:
+    async with AsgiSocket(app) as socket:
+        for fields in ({"temperature": 9}, {"previous_response_id": "resp_nowhere"}):
+            event = await socket.refused(input="hi", stream_id="main", **fields)
+            assert (event["status"], event["stream_id"]) == (400, "main")
+
+
+async def test_a_bounded_number_of_streams_is_answered_side_by_side(
+    app: FastAPI, backend: FakeBackend
+) -> None:
+    release = asyncio.Event()
+    backend.steps = [release, *HELLO]
+    async with AsgiSocket(app) as socket:
+        for at in range(MAX_ANSWERED + 2):
+            socket.create(input="hi", stream_id=f"{at}")
+        await socket.wait_until(lambda: len(backend.requests) == MAX_ANSWERED)
+        release.set()
+        await socket.wait_until(lambda: len(ended(socket.events)) == MAX_ANSWERED + 2)
+    assert ended(socket.events)[-1] in ("8", "9")
 
 
 async def test_a_client_that_leaves_ends_its_answer(
