@@ -11,6 +11,13 @@ LONG = "long"
 """A model that takes the long prompts of agents; its answers to them make no sense."""
 NARROW = "narrow"
 """The same model with room for one running request, so that it is easily full."""
+SCRIPTED = "scripted"
+"""A model that calls `TOOL` of its own accord, and says `LAST_WORDS` behind the tool's result."""
+
+TOOL = "look_up"
+ARGUMENTS = '{"name": "os.path.join"}'
+FIRST_WORDS = ("Let me look ", "that up.")
+LAST_WORDS = ("It joins ", "paths.")
 
 MAX_TOKENS = 2000
 """Tokens of an endless answer, and at least as many steps of the engine."""

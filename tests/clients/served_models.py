@@ -8,10 +8,20 @@ from typing import Any
 import yaml
 
 from serve_app.config import AppConfig
-from tests.clients.questions import LONG, MODEL, NARROW
+from tests.clients.questions import (
+    ARGUMENTS,
+    FIRST_WORDS,
+    LAST_WORDS,
+    LONG,
+    MODEL,
+    NARROW,
+    SCRIPTED,
+    TOOL,
+)
 from tests.clients.tiny_poolers import entries
 from tests.engines import EngineName, chat_model, keys_of
 from tests.ray.serve_run import ROOT
+from tests.scripted_model import call_of, save_scripted_model
 
 NUM_POSITIONS = 65536
 """Coding agents begin with 10,000 tokens and more of the shipped model."""
@@ -39,8 +49,15 @@ def long_model(folder: Path) -> dict[str, Any]:
     return {"id": LONG, "source": str(folder), "num_cpus": 0.2, "max_num_seqs": 2}
 
 
+def scripted_model(folder: Path) -> dict[str, Any]:
+    """Save a model that calls a tool of its own accord; return its entry."""
+    turns = ((*FIRST_WORDS, call_of(TOOL, ARGUMENTS)), LAST_WORDS)
+    source = save_scripted_model(folder / SCRIPTED, turns, max_model_len=2048)
+    return {"id": SCRIPTED, "source": str(source), "num_cpus": 0.2, "max_num_seqs": 2}
+
+
 def in_process(folder: Path, engine: EngineName = "raystream") -> AppConfig:
-    """Return what the tests' own process serves: tiny random models, too, made in the folder.
+    """Return what the tests' own process serves: tiny models, too, made in the folder.
 
     With vLLM, only the first two models: an engine takes ten seconds of CPU time to start.
     """
@@ -50,7 +67,7 @@ def in_process(folder: Path, engine: EngineName = "raystream") -> AppConfig:
         generating = [each for each in args["models"] if each["task"] == "generate"]
         args["models"] = [{**model, **keys} for model in generating]
     else:
-        args["models"] += [long_model(folder), *entries(folder)]
+        args["models"] += [long_model(folder), scripted_model(folder), *entries(folder)]
     # A second thread would only wait for the first.
     args["models"] = [{**model, "num_threads": 1} for model in args["models"]]
     args["jobs"] = {"folder": str(folder / "jobs")}

@@ -9,7 +9,17 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from models.training.drawings import answer_about, random_drawing
-from tests.clients.questions import ANSWERS, DETECTOR, LONG, MODEL, NAME, NARROW, SEARCH, about
+from tests.clients.questions import (
+    ANSWERS,
+    DETECTOR,
+    LONG,
+    MODEL,
+    NAME,
+    NARROW,
+    SCRIPTED,
+    SEARCH,
+    about,
+)
 from tests.clients.tiny_poolers import EMBEDDER, RERANKER
 from tests.engines import only_raystream
 from tests.images import data_uri
@@ -150,6 +160,7 @@ def test_the_models_are_listed_and_shown(client: openai.OpenAI) -> None:
         MODEL,
         NARROW,
         LONG,
+        SCRIPTED,
         DETECTOR,
         RERANKER,
         SEARCH,

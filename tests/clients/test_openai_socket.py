@@ -1,13 +1,25 @@
 """OpenAI's client for Python over the WebSocket of `/v1/responses`, through a real server."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
+from openai.lib.responses_websocket import ResponsesWebSocketLimits, ResponsesWebSocketSession
 from openai.resources.responses.responses import ResponsesConnection
-from openai.types.responses import Response
+from openai.types.responses import Response, ResponseFunctionToolCall
 
-from tests.clients.questions import ANSWERS, MODEL, NAME
+from tests.clients.questions import (
+    ANSWERS,
+    ARGUMENTS,
+    FIRST_WORDS,
+    LAST_WORDS,
+    MODEL,
+    NAME,
+    SCRIPTED,
+    TOOL,
+)
+from tests.engines import only_raystream
 from tests.serve_app.local_server import LocalServer
 
 # The SDK's own use of websockets.
@@ -51,3 +63,47 @@ def test_a_conversation_goes_on_with_only_what_is_new(connection: ResponsesConne
     assert first.usage is not None
     assert second.usage is not None
     assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
+
+
+def created(**fields: Any) -> Any:
+    """Return the frame that asks for a response."""
+    return {"type": "response.create", "model": MODEL, "temperature": 0, **fields}
+
+
+def test_lanes_of_one_connection_go_on_apart(connection: ResponsesConnection) -> None:
+    limits = ResponsesWebSocketLimits(
+        max_lanes=3,  # one is for what has no name
+        max_events_per_lane=4096,
+        max_events=8192,
+        max_bytes_per_lane=2**24,
+        max_bytes=2**25,
+        max_response_bytes=None,
+    )
+    with ResponsesWebSocketSession(connection, limits=limits) as session:
+        main, side = session.lane("main"), session.lane("side")
+        main.send(created(input=f"What does {NAME} do?"))
+        side.send(created(input="What does os.getcwd do?"))
+        first, other = (lane.get_final_response(timeout=60) for lane in (main, side))
+        assert (first.output_text, other.output_text) == (ANSWERS[NAME], ANSWERS["os.getcwd"])
+        side.send(created(input="And os.getcwd?", previous_response_id=first.id))
+        assert side.get_final_response(timeout=60).previous_response_id == first.id
+
+
+@only_raystream("with vLLM fewer models are served")
+def test_a_model_calls_a_tool_of_its_own_accord_and_goes_on_with_the_result(
+    connection: ResponsesConnection,
+) -> None:
+    tool: Any = {"type": "function", "name": TOOL, "parameters": {"type": "object"}}
+    connection.response.create(input="Look it up.", model=SCRIPTED, tools=[tool])
+    text, first = ended(connection)
+    message, call = first.output
+    assert text == first.output_text == "".join(FIRST_WORDS)
+    assert message.type == "message"
+    assert isinstance(call, ResponseFunctionToolCall)
+    assert (call.name, call.arguments) == (TOOL, ARGUMENTS)
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "It joins."}
+    connection.response.create(
+        input=[result], model=SCRIPTED, tools=[tool], previous_response_id=first.id
+    )
+    text, second = ended(connection)
+    assert text == second.output_text == "".join(LAST_WORDS)
