@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -16,27 +17,14 @@ import uvicorn
 from fastapi import FastAPI
 
 from deployments.contract.messages import ChatMessage, TextPart
-from tests.clients.real.environments import programs_of
-from tests.clients.real.isolation import run_isolated
+from tests.clients.real.codex import TOOL, told_by_codex
+from tests.scripted_model import call_of
 from tests.serve_app.apps import access_lines, make_app
 from tests.serve_app.fakes import FakeBackend, text_of
 
 pytestmark = pytest.mark.soak
 
-SETTINGS = """\
-model = "m"
-model_provider = "raystream"
-
-[model_providers.raystream]
-name = "raystream"
-base_url = "{url}/v1"
-wire_api = "responses"
-supports_websockets = true
-request_max_retries = 0
-stream_max_retries = 0
-"""
-ARGUMENTS = '{"cmd": "echo from-the-tool"}'
-CALL = f'<tool_call>\n{{"name": "exec_command", "arguments": {ARGUMENTS}}}\n</tool_call>'
+CALL = call_of(TOOL, '{"cmd": "echo from-the-tool"}')
 
 
 @asynccontextmanager
@@ -49,20 +37,10 @@ async def listening(app: FastAPI) -> AsyncIterator[str]:
             server.should_exit = True
 
 
-async def told_by_codex(app: FastAPI, folder: Path) -> list[dict[str, object]]:
+async def told(app: FastAPI, folder: Path) -> list[dict[str, Any]]:
     """Let Codex ask one question; return what it tells."""
     async with listening(app) as url:
-        # `HOME` is another folder in each run, so the settings have one of their own.
-        (folder / "config.toml").write_text(SETTINGS.format(url=url))
-        (folder / "work").mkdir()
-        options = ["--json", "--skip-git-repo-check", "--sandbox", "read-only"]
-        command = ["env", f"CODEX_HOME={folder}", "codex", "exec", *options, "Ask the tool."]
-        programs = programs_of("codex")
-        done = await anyio.to_thread.run_sync(
-            lambda: run_isolated(command, programs, folder / "work")
-        )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+        return await anyio.to_thread.run_sync(told_by_codex, url, folder, "Ask the tool.")
 
 
 async def test_codex_runs_a_tool_loop_over_one_socket(
@@ -71,11 +49,11 @@ async def test_codex_runs_a_tool_loop_over_one_socket(
     caplog.set_level(logging.INFO, "ray.serve.raystream.access")
     backend = FakeBackend(text_of("The tool has spoken."), tool_call_format="hermes")
     backend.scripts = [text_of(CALL)]
-    events = await told_by_codex(make_app(backend), tmp_path)
+    events = await told(make_app(backend), tmp_path)
     items = [event["item"] for event in events if event["type"] == "item.completed"]
-    told = json.dumps(items)
-    assert '"exit_code": 0' in told
-    assert "The tool has spoken." in told
+    completed = json.dumps(items)
+    assert '"exit_code": 0' in completed
+    assert "The tool has spoken." in completed
     assert events[-1]["type"] == "turn.completed"
     results = [
         part.text
@@ -98,7 +76,7 @@ async def test_codex_goes_on_by_http_where_no_socket_is_spoken(
     caplog.set_level(logging.INFO, "ray.serve.raystream.access")
     backend = FakeBackend(text_of("By request."), tool_call_format="hermes")
     app = make_app(backend, limits={"max_sockets": 0})
-    events = await told_by_codex(app, tmp_path)
+    events = await told(app, tmp_path)
     assert events[-1]["type"] == "turn.completed"
     lines = [(line["method"], line["status"]) for line in access_lines(caplog)]
     assert lines == [("GET", 426), ("POST", 200)]
