@@ -34,6 +34,10 @@ READ_INTERVAL_S: Final = 1.0
 READ_TIMEOUT_S: Final = 1.0
 """Serve's controller waits meanwhile, as it does for its own questions to the control service."""
 
+RETRY_INTERVAL_S: Final = 10.0
+"""When a store that was silent is asked again: each model's policy asks by itself, and with ten
+models Serve's controller would do nothing but wait."""
+
 WITHOUT_DELAY: Final = {"downscale_delay_s": 0.0, "downscale_to_zero_delay_s": 0.0}
 """Serve's delays are for a load that may come back, not for an operator who wants an end."""
 
@@ -159,7 +163,7 @@ class Context(Protocol):
 
 
 class LatestWish:
-    """The wish for one deployment, as it was read at most a second ago."""
+    """The wish for one deployment, as it was read a second ago, or before the store fell silent."""
 
     def __init__(self, read: ReadWish, now_s: Callable[[], float] = time.monotonic) -> None:
         """Start without a wish.
@@ -170,21 +174,23 @@ class LatestWish:
         """
         self._read = read
         self._now_s = now_s
-        self._read_s: float | None = None
+        self._next_read_s: float | None = None
         self._wish = NO_WISH
         self._since_s = 0.0
 
     def of(self, ctx: Context) -> OperatorWish:
         """Return the wish; the last one that was read while the store does not answer."""
-        if self._read_s is None or self._now_s() - self._read_s >= READ_INTERVAL_S:
+        if self._next_read_s is None or self._now_s() >= self._next_read_s:
+            wish, interval_s = self._wish, READ_INTERVAL_S
             try:
                 wish = self._read(ctx.app_name, ctx.deployment_name)
             except Exception as error:  # noqa: BLE001 - any of Ray's; scaling goes on
                 logger.warning("%s: no wish can be read: %r", ctx.deployment_name, error)
-                wish = self._wish
-            self._read_s = self._now_s()
+                interval_s = RETRY_INTERVAL_S
+            read_s = self._now_s()
+            self._next_read_s = read_s + interval_s
             if wish != self._wish:
-                self._wish, self._since_s = wish, self._read_s
+                self._wish, self._since_s = wish, read_s
         return self._wish
 
     @property

@@ -14,6 +14,7 @@ from deployments import autoscaling
 from deployments.autoscaling import (
     NAMESPACE,
     READ_TIMEOUT_S,
+    RETRY_INTERVAL_S,
     LatestWish,
     LoadPolicy,
     OperatorWish,
@@ -212,9 +213,14 @@ def test_a_wish_is_read_once_a_second_and_outlives_a_store_that_is_silent() -> N
     assert asked == [("app", "m")]
     now_s = 1.0
     assert [wish.of(ctx) for _ in range(2)] == [PINNED] * 2
-    assert len(asked) == 2, "a store that is silent is not asked more often"
-    now_s = 2.0
+    now_s = 1.0 + RETRY_INTERVAL_S - 0.1
+    assert wish.of(ctx) == PINNED
+    assert len(asked) == 2, "the controller does not wait all the time for a store that is silent"
+    now_s = 1.0 + RETRY_INTERVAL_S
     assert wish.of(ctx) == OperatorWish()
+    now_s += 1.0
+    wish.of(ctx)
+    assert len(asked) == 4
 
 
 def test_a_wish_is_read_as_it_was_written() -> None:
