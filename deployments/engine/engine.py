@@ -294,8 +294,8 @@ class Engine:
         captured steps stay, too.
 
         Returns:
-            Whether it sleeps now: not while there is work, nor if the disk has no room for the
-            weights.
+            Whether it sleeps now: not while there is work, nor if the weights can't be written to a
+            disk.
         """
         if self.has_work:
             return False

@@ -10,6 +10,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Final
 from weakref import finalize
@@ -24,6 +25,15 @@ MIN_BYTES: Final = 2**16
 
 MAX_CALL_BYTES: Final = 2**30
 """The most bytes that one call of the system moves; it takes less than 2 GiB."""
+
+MOUNTS: Final = Path("/proc/self/mountinfo")
+"""The file systems that this process sees.
+
+Source: https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html
+"""
+
+IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
+"""File systems whose files take as much memory as they give back."""
 
 Transfer = Callable[[int, memoryview, int], int]
 """Reads or writes at a place in a file; returns the bytes that it has transferred."""
@@ -110,9 +120,18 @@ def _tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _written(weights: tuple[WeightMemory, ...]) -> IO[bytes]:
-    """Return a new file that has the weights, one after the other."""
+    """Return a new file that has the weights, one after the other.
+
+    Raises:
+        OSError: They can't be written, or the folder is in memory.
+    """
     folder = cache_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if is_in_memory(folder):
+        raise OSError(
+            f"files of {folder} lie in memory, so they would save none; let XDG_CACHE_HOME name a "
+            "folder on a disk"
+        )
     file = TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - it stays open
     try:
         # A disk that is too small says so before anything is written.
@@ -122,6 +141,21 @@ def _written(weights: tuple[WeightMemory, ...]) -> IO[bytes]:
         file.close()
         raise
     return file
+
+
+def is_in_memory(folder: Path) -> bool:
+    """Return whether files of a folder lie in memory; False where the system does not say."""
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = MOUNTS.read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    for mount in mounts:
+        where, _, what = mount.partition(" - ")
+        if where.split(" ")[2:3] == [number]:
+            return what.split(" ")[0] in IN_MEMORY
+    return False
 
 
 def _read(descriptor: int, buffer: memoryview, offset: int) -> int:

@@ -98,6 +98,35 @@ def test_a_disk_without_room_leaves_the_weights_in_memory(monkeypatch: pytest.Mo
     assert weights.is_given_back
 
 
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_weights_stay_in_memory_if_their_file_would_lie_there(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = tmp_path.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "22 27 0:999999 / /proc rw,relatime - proc proc rw\n"
+        f"27 1 {os.major(device)}:{os.minor(device)} / / rw shared:1 - {kind} none rw\n"
+    )
+    monkeypatch.setattr(stored_weights, "MOUNTS", mounts)
+    held = model()
+    before, weights = contents(held), StoredWeights(held)
+    if kind in stored_weights.IN_MEMORY:
+        with pytest.raises(OSError, match=r"lie in memory.*XDG_CACHE_HOME"):
+            weights.give_back()
+        assert contents(held) == before
+    else:
+        weights.give_back()
+    assert weights.is_given_back == (kind == "ext4")
+
+
+def test_a_system_that_does_not_tell_its_file_systems_is_taken_to_have_disks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_weights, "MOUNTS", tmp_path / "missing")
+    assert not stored_weights.is_in_memory(tmp_path)
+
+
 def test_a_file_that_has_ended_fills_nothing_silently() -> None:
     weights = StoredWeights(model())
     weights.give_back()
