@@ -50,6 +50,11 @@ CALL_END_TIMEOUT_S: Final = 1.0
 """How long a call may outlive its replica's channel. It tells better how the replica has ended."""
 
 
+OTHERS_S: Final = 1.0
+"""How long it counts what an answer has told of other ingresses' calls. A replica that is passed
+over because of them answers nothing newer."""
+
+
 class TokenChannels:
     """The channels to all replicas of a model, and the boxes of the streams that use them.
 
@@ -181,6 +186,7 @@ class Channel(asyncio.Protocol):
         self._num_silent_ticks = 0
         self.is_stopping = False
         self.num_other_calls = 0
+        self._answered_s = 0.0  # the last time, by the event loop's clock
         self._call_numbers = count()
         self._calls: dict[int, asyncio.Future[CallAnswer]] = {}
         self._gathered: list[bytes] = []
@@ -216,7 +222,8 @@ class Channel(asyncio.Protocol):
     @property
     def load(self) -> int:
         """Calls that are open at the replica, as far as this ingress knows."""
-        return len(self._calls) + self.num_other_calls
+        is_known = asyncio.get_running_loop().time() < self._answered_s + OTHERS_S
+        return len(self._calls) + (self.num_other_calls if is_known else 0)
 
     async def call(self, request: PoolingRequest) -> CallAnswer | None:
         """Send a pooled request and return the replica's answer; None if it is too large.
@@ -259,6 +266,7 @@ class Channel(asyncio.Protocol):
         number, answer = answered
         call = self._calls.pop(number, None)
         self.num_other_calls = max(0, answer.num_calls - len(self._calls))
+        self._answered_s = asyncio.get_running_loop().time()
         if call is not None and not call.done():
             call.set_result(answer)
 

@@ -251,12 +251,13 @@ async def test_a_request_goes_to_the_less_busy_replica() -> None:
         await asyncio.gather(*asked)
 
 
-async def test_the_load_of_other_ingresses_counts_too() -> None:
+async def test_the_load_of_other_ingresses_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model("a", "b")
     busy = model.replicas[0]
     async with backend_of(model) as others, backend_of(model) as backend:
         await connected(others, model)
         await connected(backend, model)
+        stop_clock(monkeypatch)
         busy.may_answer.clear()
         model.run("a")
         asked = [asyncio.ensure_future(others.send(REQUEST)) for _ in range(3)]
@@ -274,6 +275,36 @@ async def test_the_load_of_other_ingresses_counts_too() -> None:
         for each in model.replicas:
             each.may_answer.set()
         await asyncio.gather(*asked)
+
+
+async def test_a_replica_that_was_busy_once_gets_requests_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Model("a", "b")
+    busy = model.replicas[0]
+    async with backend_of(model) as others, backend_of(model) as backend:
+        await connected(others, model)
+        await connected(backend, model)
+        move = stop_clock(monkeypatch)
+        busy.may_answer.clear()
+        model.run("a")
+        asked = [asyncio.ensure_future(others.send(REQUEST)) for _ in range(3)]
+        await until(lambda: busy.num_running == 3)
+        busy.refusal = full("a")
+        with pytest.raises(OverloadedError):
+            await backend.send(REQUEST)
+        busy.refusal = None
+        busy.may_answer.set()
+        await asyncio.gather(*asked)
+        model.run("a", "b")
+        busy.requests.clear()
+        for _ in range(20):
+            await backend.send(REQUEST)
+        assert busy.requests == []  # by what it has told, it is still busy
+        move(token_channels.OTHERS_S)
+        for _ in range(100):
+            await backend.send(REQUEST)
+        assert busy.requests
 
 
 async def test_a_replica_without_a_channel_gets_its_part_by_serve_s_calls() -> None:
