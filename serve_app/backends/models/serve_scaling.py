@@ -4,6 +4,7 @@ The wishes stand in the key-value store of Ray's control service, as `deployment
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -13,7 +14,7 @@ from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
 from ray.serve.context import _get_global_client
 
 from deployments.autoscaling import NAMESPACE, LoadPolicy, OperatorWish, read_wishes, wish_key
-from deployments.contract.errors import ReplicaUnavailableError
+from deployments.contract.errors import ModelConflictError, RaystreamError, ReplicaUnavailableError
 from deployments.contract.model_spec import deployment_name_of
 from deployments.turns import TurnPolicy
 from serve_app.backends.models.operator_actions import Scaling
@@ -21,7 +22,23 @@ from serve_app.backends.replicas.running_replicas import RunningReplicas
 
 T = TypeVar("T")
 
+logger = logging.getLogger("ray.serve.raystream.models")
+
 TIMEOUT_S: Final = 5.0
+
+SILENT: Final = "Ray's control plane does not answer"
+
+NOTHING_CHANGED: Final = f"{SILENT}, so nothing was changed. Try again in a moment."
+
+MAY_CHANGE: Final = (
+    f"{SILENT}, so the change may come late or not at all. Try again in a moment, and look at "
+    "GET /v1/models."
+)
+
+NOT_SCALED: Final = (
+    "Serve scales no model now, because the file of this server is being deployed, or could not "
+    "be; nothing was changed. Try again once it is deployed."
+)
 
 LOAD_POLICY: Final = f"{LoadPolicy.__module__}:{LoadPolicy.__name__}"
 
@@ -59,14 +76,16 @@ class ServeScaling:
     async def release(self, deployment: str) -> None:
         """Let only the load decide."""
         key = wish_key(self._application, deployment)
-        await _asked(lambda: _internal_kv_del(key, namespace=NAMESPACE))
+        await _asked(lambda: _internal_kv_del(key, namespace=NAMESPACE), MAY_CHANGE)
 
     async def _write(self, deployment: str, wish: OperatorWish) -> None:
         key = wish_key(self._application, deployment)
-        await _asked(lambda: _internal_kv_put(key, wish.to_json(), namespace=NAMESPACE))
+        await _asked(lambda: _internal_kv_put(key, wish.to_json(), namespace=NAMESPACE), MAY_CHANGE)
 
     def _scaling_of(self, deployment: str) -> Scaling:
         application = self._details()
+        if deployment not in application.get("deployments", {}):
+            raise ModelConflictError(NOT_SCALED)
         group = group_in(application, deployment)
         wishes = read_wishes(self._application, {deployment, *group})
         pinned = [name for name, wish in wishes.items() if wish.is_pinned]
@@ -84,7 +103,7 @@ class ServeScaling:
         assert client is not None, "it raises"
         asked = client._controller.get_serve_instance_details.remote()
         found: Mapping[str, Any] = ray.get(asked, timeout=TIMEOUT_S)["applications"]
-        application: Mapping[str, Any] = found[self._application]
+        application: Mapping[str, Any] = found.get(self._application, {})
         return application
 
 
@@ -120,16 +139,22 @@ def group_in(application: Mapping[str, Any], deployment: str) -> tuple[str, ...]
     return ()
 
 
-async def _asked(ask: Callable[[], T]) -> T:
+async def _asked(ask: Callable[[], T], why: str = NOTHING_CHANGED) -> T:
     """Return an answer of Ray's control plane, whose calls block.
 
+    Args:
+        ask: Asks it. A call that has lasted too long goes on in its thread.
+        why: What is said if it does not answer.
+
     Raises:
-        ReplicaUnavailableError: There is none.
+        ReplicaUnavailableError: It does not answer.
+        RaystreamError: `ask` has raised it.
     """
     try:
         async with asyncio.timeout(TIMEOUT_S):
             return await asyncio.to_thread(ask)
+    except RaystreamError:
+        raise
     except Exception as error:
-        raise ReplicaUnavailableError(
-            "Ray's control plane does not answer, so nothing was changed. Try again in a moment."
-        ) from error
+        logger.warning("%s: %r", SILENT, error)
+        raise ReplicaUnavailableError(why) from error

@@ -1,0 +1,122 @@
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from deployments.autoscaling import OperatorWish
+from deployments.contract.errors import ModelConflictError, ReplicaUnavailableError
+from serve_app.backends.models import serve_scaling
+from serve_app.backends.models.operator_actions import Scaling
+from serve_app.backends.models.serve_scaling import (
+    LOAD_POLICY,
+    MAY_CHANGE,
+    NOTHING_CHANGED,
+    TURN_POLICY,
+    ServeScaling,
+    group_in,
+    scaling_in,
+)
+from serve_app.backends.replicas.running_replicas import RunningReplicas
+from tests.deadline import until
+from tests.failing import failing
+
+PINNED = OperatorWish(is_pinned=True)
+
+
+def scaled(min_replicas: int, policy: str | None = None) -> dict[str, Any]:
+    """Return what Serve's controller says of a deployment that it scales."""
+    scaling = {"min_replicas": min_replicas, "policy": policy and {"policy_function": policy}}
+    return {"deployment_config": {"autoscaling_config": scaling}}
+
+
+def application(**deployments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what it says of an application, in which `a` and `org/b` take turns."""
+    policy = {"policy_function": TURN_POLICY, "policy_kwargs": {"groups": {"g": ["a", "org/b"]}}}
+    return {"deployments": deployments, "deployed_app_config": {"autoscaling_policy": policy}}
+
+
+def scaling(
+    monkeypatch: pytest.MonkeyPatch, found: Mapping[str, Any], **wishes: OperatorWish
+) -> ServeScaling:
+    """Return the scaling of an application of which the controller says this."""
+    made = ServeScaling("app", {name: RunningReplicas() for name in found.get("deployments", {})})
+    monkeypatch.setattr(made, "_details", lambda: found)
+    monkeypatch.setattr(
+        serve_scaling,
+        "read_wishes",
+        lambda _, names: {name: wishes.get(name, OperatorWish()) for name in names},
+    )
+    return made
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"num_replicas": 3}, Scaling(3)),
+        ({}, Scaling(1)),
+        (scaled(0)["deployment_config"], Scaling(0)),
+        (scaled(0, "others:Policy")["deployment_config"], Scaling(0)),
+        (scaled(2, LOAD_POLICY)["deployment_config"], Scaling(2, has_load_policy=True)),
+    ],
+)
+def test_how_serve_scales_a_deployment(config: dict[str, Any], expected: Scaling) -> None:
+    assert scaling_in({"deployments": {"m": {"deployment_config": config}}}, "m") == expected
+
+
+def test_a_group_is_found_by_the_names_of_deployments() -> None:
+    assert group_in(application(), "org--b") == ("a", "org--b")
+    assert group_in(application(), "c") == ()
+    assert group_in({"deployed_app_config": None}, "a") == ()
+
+
+async def test_a_pin_is_the_models_own_or_that_of_one_that_takes_turns_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = application(a=scaled(0, LOAD_POLICY), **{"org--b": scaled(0, LOAD_POLICY)})
+    asked = scaling(monkeypatch, both, a=PINNED)
+    assert await asked.scaling_of("a") == Scaling(0, has_load_policy=True, is_pinned=True)
+    assert await asked.scaling_of("org--b") == Scaling(0, has_load_policy=True, pinned_rival="a")
+
+
+@pytest.mark.parametrize("found", [{}, application()])
+async def test_a_model_that_serve_does_not_scale_now_is_no_silence_of_rays(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]
+) -> None:
+    with pytest.raises(ModelConflictError, match="is being deployed, or could not be"):
+        await scaling(monkeypatch, found).scaling_of("m")
+
+
+async def test_a_controller_that_is_silent_has_changed_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = scaling(monkeypatch, application(a=scaled(0)))
+    monkeypatch.setattr(asked, "_details", failing(RuntimeError("it is gone")))
+    with pytest.raises(ReplicaUnavailableError) as raised:
+        await asked.scaling_of("a")
+    assert raised.value.message == NOTHING_CHANGED
+    assert "it is gone" in caplog.text
+
+
+@pytest.mark.in_time
+@pytest.mark.parametrize("action", ["pin", "release"])
+async def test_a_store_that_is_silent_may_have_changed_something(
+    monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    may_write, written = threading.Event(), list[bytes]()
+
+    def write(key: bytes, *_: object, **__: object) -> None:
+        may_write.wait()
+        written.append(key)
+
+    monkeypatch.setattr(serve_scaling, "TIMEOUT_S", 0.001)
+    monkeypatch.setattr(serve_scaling, "_internal_kv_put", write)
+    monkeypatch.setattr(serve_scaling, "_internal_kv_del", write)
+    asked = scaling(monkeypatch, application(a=scaled(0)))
+    try:
+        with pytest.raises(ReplicaUnavailableError) as raised:
+            await getattr(asked, action)("a")
+        assert (raised.value.message, written) == (MAY_CHANGE, [])
+    finally:
+        may_write.set()
+    await until(lambda: written)
