@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -19,7 +19,7 @@ from serve_app.config import LimitsConfig
 from serve_app.jobs.batch import Batch, Status
 from serve_app.jobs.batch_run import BatchRun, Meter
 from serve_app.jobs.calls import AskRoute, StandingOf
-from serve_app.jobs.jobs import Jobs
+from serve_app.jobs.jobs import Jobs, again_and_again
 
 POLL_S: Final = 1.0
 """How often leases are renewed, and batches of other ingresses looked for."""
@@ -93,8 +93,12 @@ class BatchRunner:
         """Run batches until this is cancelled; then leave them to other ingresses at once."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(_again_and_again(self._turn, self._jobs.wait, self._poll_s))
-                tasks.create_task(_again_and_again(self._clean, self._wait_for_litter, EXPIRE_S))
+                tasks.create_task(
+                    again_and_again("batches", self._turn, self._jobs.wait, self._poll_s)
+                )
+                tasks.create_task(
+                    again_and_again("batches", self._clean, self._wait_for_litter, EXPIRE_S)
+                )
         finally:
             runs = [run.task for run in self._runs.values()]
             for task in runs:
@@ -206,19 +210,3 @@ class BatchRunner:
             self._jobs.announce()
 
         task.add_done_callback(ended)
-
-
-async def _again_and_again(
-    work: Callable[[], Awaitable[None]],
-    wait: Callable[[float], Awaitable[None]],
-    most_s: float,
-) -> None:
-    """Do a part of the runner's work again and again, whatever fails."""
-    while True:
-        try:
-            await work()
-        except JobsUnavailableError:
-            pass  # the store has logged it
-        except Exception:  # the next time may succeed, and nobody else runs batches here
-            logger.exception("the runner of batches has failed, and goes on")
-        await wait(most_s)

@@ -1,11 +1,13 @@
 """What a server keeps on disk, as its surfaces and its runners share it."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+from deployments.contract.errors import JobsUnavailableError
 from serve_app.config import JobsConfig
 from serve_app.jobs.batches import Batches
 from serve_app.jobs.conversations import Conversations
@@ -14,6 +16,8 @@ from serve_app.jobs.response_log import ResponseLog
 from serve_app.jobs.responses import Responses
 from serve_app.jobs.results import Results
 from serve_app.jobs.store import Store
+
+logger = logging.getLogger("ray.serve")
 
 
 class News:
@@ -111,3 +115,27 @@ class Jobs:
     async def wait(self, most_s: float) -> None:
         """Return when there is news of batches, or after some seconds."""
         await self._news.wait(most_s)
+
+
+async def again_and_again(
+    jobs: str,
+    work: Callable[[], Awaitable[None]],
+    wait: Callable[[float], Awaitable[object]],
+    most_s: float,
+) -> None:
+    """Do a part of a runner's work again and again, whatever fails.
+
+    Args:
+        jobs: What the runner runs, for the log.
+        work: The part of its work.
+        wait: Returns when it is due again, or after some seconds.
+        most_s: These seconds.
+    """
+    while True:
+        try:
+            await work()
+        except JobsUnavailableError:
+            pass  # the store has logged it
+        except Exception:  # the next time may succeed, and nothing else runs the jobs here
+            logger.exception("the runner of %s has failed, and goes on", jobs)
+        await wait(most_s)

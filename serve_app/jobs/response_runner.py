@@ -12,7 +12,6 @@ import asyncio
 import json
 import logging
 import secrets
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from typing import Any, Final, Protocol
 from deployments.contract.errors import JobsUnavailableError
 from serve_app.jobs.batch_run import MAX_WAIT_S
 from serve_app.jobs.calls import Call, CallAnswer, StandingOf
-from serve_app.jobs.jobs import Jobs
+from serve_app.jobs.jobs import Jobs, again_and_again
 from serve_app.jobs.leases import LeaseLostError
 from serve_app.jobs.response_log import End, Entry, Group
 from serve_app.jobs.responses import StoredResponse
@@ -231,19 +230,17 @@ class ResponseRunner:
         self._name = secrets.token_hex(8)
         self._flusher = _Flusher(jobs, self._name)
         self._runs: dict[int, _Run] = {}
-        self._expired_s = -EXPIRE_S
 
     async def run(self) -> None:
         """Run responses until this is cancelled; then leave them to other ingresses at once."""
+        news, responses = self._jobs.response_news.of_runner, self._jobs.responses
         try:
-            while True:
-                try:
-                    await self._turn()
-                except JobsUnavailableError:
-                    pass  # the store has logged it
-                except Exception:  # the next turn may succeed, and nothing else runs responses here
-                    logger.exception("the runner of responses has failed, and goes on")
-                await self._jobs.response_news.of_runner.wait(self._poll_s)
+            async with asyncio.TaskGroup() as parts:
+                parts.create_task(again_and_again("responses", self._turn, news.wait, self._poll_s))
+                # Beside the turns, since it may take longer than a lease lasts.
+                parts.create_task(
+                    again_and_again("responses", responses.expire, asyncio.sleep, EXPIRE_S)
+                )
         finally:
             tasks = [run.task for run in self._runs.values()]
             for task in tasks:
@@ -251,10 +248,10 @@ class ResponseRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._flusher.aclose()
             with suppress(JobsUnavailableError):
-                await self._jobs.responses.leases.release(self._name)
+                await responses.leases.release(self._name)
 
     async def _turn(self) -> None:
-        """Renew leases, drop what is cancelled or lost, claim what is free, erase what is old."""
+        """Renew leases, drop what is cancelled or lost, and claim what is free."""
         responses = self._jobs.responses
         if self._runs:
             running = list(self._runs.items())
@@ -267,9 +264,6 @@ class ResponseRunner:
         room = self._jobs.config.max_running_responses - len(self._runs)
         for response in await responses.claim(self._name, self._runs.keys(), owners, room):
             self._start(response)
-        if time.monotonic() - self._expired_s >= EXPIRE_S:
-            self._expired_s = time.monotonic()
-            await responses.expire()
 
     def _start(self, response: StoredResponse) -> None:
         run = _Run(asyncio.create_task(self._guarded(response)), response.owner)

@@ -23,6 +23,7 @@ from serve_app.api.responses import background
 from serve_app.http.warning_header import WARNING_HEADER
 from serve_app.jobs.leases import LEASE_S
 from serve_app.jobs.response_log import Group, ResponseLog
+from serve_app.jobs.responses import Responses
 from serve_app.jobs.store import Store
 from tests.offenders import for_each
 from tests.serve_app.api.batches.test_routes import (
@@ -483,6 +484,23 @@ async def test_a_response_whose_run_has_failed_is_claimed_again_beside_one_that_
         held.set()
         assert (await ended(client, first["id"]))["status"] == "completed"
     assert len(backend.requests) == 2
+
+
+async def test_erasing_what_is_old_holds_up_no_response(
+    backend: FakeBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = asyncio.Event()
+
+    async def takes_long(responses: Responses) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Responses, "expire", takes_long)
+    async with running(app_of(backend, folder)) as client:
+        async with asyncio.timeout(DEADLINE_S):
+            await began.wait()
+        told = await ask(client, background=True)
+        assert (await ended(client, told["id"]))["status"] == "completed"
 
 
 async def test_a_cancelled_response_leaves_its_replica(backend: FakeBackend, folder: Path) -> None:
