@@ -266,6 +266,7 @@ class GeneratorReplica(ModelReplica):
             RaystreamError: The request has failed, and not by its client's fault.
         """
         self._note_use()
+        arrived_s = time.monotonic() - request.elapsed_s
         with recorded(None if self._spans is None else self._spans.of_text(request)) as span:
             if request.fingerprint not in (None, self._fingerprint):
                 changed = ModelChangedError(OTHER_VERSION, None, 1)
@@ -288,7 +289,7 @@ class GeneratorReplica(ModelReplica):
                                 if not await go_ahead.is_given():
                                     return
                         async with aclosing(
-                            self._generate(request, permit, probation, span, held)
+                            self._generate(request, arrived_s, permit, probation, span, held)
                         ) as events:
                             async for ready in events:
                                 yield ready
@@ -300,12 +301,12 @@ class GeneratorReplica(ModelReplica):
     async def _generate(
         self,
         request: GenerationRequest,
+        arrived_s: float,
         permit: Permit,
         probation: Probation,
         span: ModelSpan | None,
         held: ExitStack,
     ) -> AsyncGenerator[list[GenerationEvent], None]:
-        arrived_s = time.monotonic() - request.elapsed_s
         if self._has_images(request):
             encoded = await self._images.encode(request, held)
         else:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -31,6 +32,9 @@ from tests.failing import failing
 MODEL = Path(__file__).parents[2] / "models/pydoc-chat"
 SAMPLED = SamplingParams(temperature=0.8, seed=7, max_tokens=24, ignore_eos=True)
 QUESTION = (ChatMessage("user", (TextPart("What does os.path.join do?"),)),)
+
+HELD_S = 1.0
+"""Longer than all else that a request of these tests waits for before its first token."""
 
 pytestmark = pytest.mark.in_time
 
@@ -127,6 +131,34 @@ async def test_many_wait_for_one_wake_and_one_of_them_may_leave(shared: Replica)
     assert texts == [expected] * 3
     await until(lambda: not shared._sleeper._num_users)
     assert not shared._admission.num_running
+
+
+async def test_times_of_a_request_begin_before_it_wakes_the_model(
+    shared: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("time_to_first_token", "e2e_request_latency", "request_queue_time")
+    may_wake, wake = asyncio.Event(), shared._engine.wake
+
+    async def sums() -> list[float]:
+        series = (await shared.read_metrics()).series
+        found = (series[f"vllm_{name}_seconds"] for name in names)
+        return [each[0][1][-1] if each else 0.0 for each in found]
+
+    async def wake_later() -> None:
+        await may_wake.wait()
+        await wake()
+
+    await shared.fall_asleep()
+    monkeypatch.setattr(shared._engine, "wake", wake_later)
+    before, began_s = await sums(), time.monotonic()
+    reading = asyncio.ensure_future(read(shared, request()))
+    await until(lambda: shared._sleeper.state is SleepState.WAKING)
+    waking_s = time.monotonic()
+    await until(lambda: time.monotonic() - waking_s >= HELD_S)
+    may_wake.set()
+    await reading
+    gained = [late - early for late, early in zip(await sums(), before, strict=True)]
+    assert all(HELD_S <= each <= time.monotonic() - began_s for each in gained)
 
 
 async def test_probes_find_it_healthy_and_leave_it_asleep(shared: Replica) -> None:
