@@ -1,4 +1,7 @@
-"""A forward proxy that leads nowhere: it notes what it is asked for, and answers 502."""
+"""A forward proxy that leads nowhere: it notes what it is asked for, and forbids it.
+
+Clients ask again after a 502, for seconds; a 403 is final.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +36,7 @@ class Refusal(StreamRequestHandler):
     def handle(self) -> None:
         """Note the request."""
         self.server.asked.append(self.rfile.readline().decode("latin-1").strip())
-        self.wfile.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
+        self.wfile.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
 
 
 @contextmanager
