@@ -468,6 +468,7 @@ def plan(
     For example: `raystream plan --model Qwen/Qwen2.5-7B-Instruct --gpu-memory 48GiB --share 0.5`
     """
     from serve_app.commands.check import plan as planning
+    from serve_app.commands.check import plan_report
     from serve_app.commands.check.compose import is_file
 
     sizes = {
@@ -503,9 +504,9 @@ def plan(
             raise typer.Exit(2) from None
         _fail(str(error), 2)
     if as_json:
-        typer.echo(planning.as_json(found, card, turns))
+        typer.echo(plan_report.as_json(found, card, turns))
     else:
-        planning.tell(found, card, turns)
+        plan_report.tell(found, card, turns)
     raise typer.Exit(0 if is_right and planning.all_fit(found) else 1)
 
 

@@ -100,22 +100,6 @@ def test_the_refusals_in_the_operator_s_page_are_what_the_commands_print() -> No
         assert (result.exit_code, result.stdout) == (1, f"{line}\n")
 
 
-def test_what_does_not_fit_is_told_in_one_line_with_the_numbers_that_would() -> None:
-    result = run("--model", str(config_file("gemma-3-12b-it")), "--gpu-memory", "24GiB")
-    assert result.exit_code == 1
-    [line] = result.stdout.splitlines()
-    assert line.startswith("gemma-3-12b-it does not fit: a share of 1 of 24.00 GiB leaves 21.60")
-    assert line.endswith("give it a device of 26.9 GiB")
-
-
-def test_a_table_tells_each_part_and_why() -> None:
-    result = run("--model", str(ROOT / "models" / "pydoc-chat"), "--gpu-memory", "24GB")
-    assert result.exit_code == 0
-    for part in ("weights", "a step", "captured steps", "context and headroom", "keys and values"):
-        assert part in result.stdout
-    assert "max_model_len auto is 2048: the model's own limit" in result.stdout
-
-
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch, free_gib: int, total_gib: int = 128) -> None:
     monkeypatch.setattr(
         pynvml, "nvmlInit", failing(pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
@@ -393,32 +377,3 @@ def test_sizes(text: str, size: int) -> None:
 def test_a_size_needs_a_unit() -> None:
     with pytest.raises(PlanError):
         parse_size("48")
-
-
-def test_of_a_model_of_vllm_the_weights_are_told_and_the_rest_left_to_it(tmp_path: Path) -> None:
-    folder = tmp_path / "m"
-    folder.mkdir()
-    quantized = {"model_type": "newest", "quantization_config": {"quant_method": "awq"}}
-    (folder / "config.json").write_text(json.dumps(quantized))
-    shard = "model-00001-of-00001.safetensors"
-    index = {"weight_map": {"lm_head.weight": shard}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    # Mistral's repositories have all weights once more, in a file that the index does not name.
-    for name in (shard, "consolidated.safetensors"):
-        with (folder / name).open("wb") as weights:
-            weights.truncate(30 * GIB)
-    entry = {"id": "big", "source": "m", "engine": "vllm"}
-    divided = {**entry, "engine_args": {"tensor_parallel_size": 2}}
-    shared = {**entry, "id": "half", "gpu_share": 0.5}
-    file = tmp_path / "f.yaml"
-    application = {"import_path": "serve_app.app:build", "args": {"models": [divided, shared]}}
-    file.write_text(yaml.safe_dump({"applications": [application]}))
-    result = run(str(file), "--gpu-memory", "48GiB", "--gpus", "3")
-    assert result.exit_code == 1
-    first, second = result.stdout.splitlines()
-    assert first.startswith("big (vLLM): 30.00 GiB of weights on 2 devices, each of which gives 44")
-    assert first.endswith("vLLM measures at its start how much of the rest holds keys and values")
-    assert second.startswith("half (vLLM): 30.00 GiB of weights on a device, which gives 22.08 GiB")
-    assert "they do not fit" in second
-    as_json = run(str(file), "--gpu-memory", "48GiB", "--gpus", "3", "--json")
-    assert [each["fits"] for each in json.loads(as_json.stdout)["models"]] == [True, False]

@@ -1,0 +1,215 @@
+"""How `raystream plan` tells its plans: a table and lines for people, JSON for programs."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from deployments.plan.memory_budget import GIB, HEADROOM
+from deployments.plan.replica_plan import ReplicaPlan
+from deployments.plan.start_times import last_start_s
+from serve_app.commands.check.plan import (
+    Card,
+    MeasuredByVllm,
+    Planned,
+    Refusal,
+    groups_of,
+    sum_at_once,
+)
+from serve_app.commands.check.turns import TurnPolicyConfig
+
+LENGTHS: Final = (1024, 4096, 16_384)
+"""Lengths of sequences for which a plan says how many run at once, in tokens."""
+
+MEASURED_WHERE: Final = (
+    "Captured steps are planned with what they took on an H100. What a replica measures at its "
+    "start stands beside its plan in its log and in GET /v1/devices."
+)
+
+
+def tell(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig | None = None) -> None:
+    """Print a table of the plans, and a line for each model that does not fit or takes turns."""
+    console = Console()
+    if plans := [each for each in found if isinstance(each, ReplicaPlan)]:
+        _tell_plans(plans, card, console, turns)
+    for each in found:
+        if isinstance(each, MeasuredByVllm):
+            console.print(_told(each), soft_wrap=True)
+    if turns is not None:
+        for name, group in turns.groups.items():
+            console.print(
+                f"{', '.join(group)} take turns ({name}): one of them runs at a time, for at least "
+                f"{turns.min_turn_s:g} s while another is asked for. {_swaps(found, group)}",
+                soft_wrap=True,
+                markup=False,
+            )
+    refused = [each for each in found if isinstance(each, Refusal)]
+    for each in refused:
+        console.print(f"{each.spec.id} does not fit: {each.message}", soft_wrap=True)
+    if refused and len(found) > 1:
+        own = [each for each in found if not isinstance(each, MeasuredByVllm)]
+        least = sum(_least_bytes(each) for each in own)
+        console.print(f"Side by side they need {least / GIB:.1f} GiB at least.", soft_wrap=True)
+
+
+def _swaps(found: Sequence[Planned], group: Sequence[str]) -> str:
+    """Return what the swaps of a group take, by the last starts of its models."""
+    specs = {each.spec.id: each.spec for each in found}
+    starts = {id_: last_start_s(specs[id_]) if id_ in specs else None for id_ in group}
+    if not any(starts.values()):
+        return "A swap starts the next one, which was not measured on this machine yet"
+    told = (f"{id_} {_seconds(start_s)}" for id_, start_s in starts.items())
+    return f"A swap starts the next one; the last starts on this machine: {', '.join(told)}"
+
+
+def _seconds(start_s: float | None) -> str:
+    return "not measured yet" if start_s is None else f"{start_s:.1f} s"
+
+
+def _tell_plans(
+    plans: Sequence[ReplicaPlan], card: Card, console: Console, turns: TurnPolicyConfig | None
+) -> None:
+    table = Table(title=f"One replica on {card.name}, planned")
+    for column in ("", *(plan.spec.id for plan in plans)):
+        table.add_column(column, justify="right" if column else "left")
+    rows = [_rows(plan) for plan in plans]
+    for name in rows[0]:
+        table.add_row(name, *(row[name] for row in rows))
+    console.print(table)
+    for plan in plans:
+        for line in plan.explanations:
+            console.print(line, soft_wrap=True)
+    if any(not plan.device.on_cpu for plan in plans):
+        console.print(MEASURED_WHERE, soft_wrap=True)
+    for line in _together([plan for plan in plans if plan.device.on_cpu], groups_of(turns)):
+        console.print(line, soft_wrap=True)
+
+
+def _told(each: MeasuredByVllm) -> str:
+    """Return in words what is known of a model that vLLM runs."""
+    where = f"{each.num_devices} devices, each of" if each.num_devices > 1 else "a device,"
+    weights = "an unknown size" if each.weight_bytes is None else _gib(each.weight_bytes)
+    end = "vLLM measures at its start how much of the rest holds keys and values"
+    if not each.fits:
+        end = "they do not fit; raise tensor_parallel_size, or take a quantized model"
+    return (
+        f"{each.spec.id} (vLLM): {weights} of weights on {where} which gives "
+        f"{_gib(each.bytes_of_each)}; {end}"
+    )
+
+
+def _together(plans: Sequence[ReplicaPlan], groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield what several models on a CPU need together, and what to do if that is too much.
+
+    Of models that take turns, only the largest counts.
+    """
+    if len(plans) < 2:
+        return
+    start = sum_at_once({plan.spec.id: plan.start_bytes for plan in plans}, groups)
+    most = sum_at_once({plan.spec.id: plan.most_bytes for plan in plans}, groups)
+    total = plans[0].device.total_bytes
+    yield (
+        f"Together on the CPU: {_gib(start)} needed at start, {_gib(most)} reserved at most, of "
+        f"{_gib(total)}"
+    )
+    if most > total * (1 - HEADROOM):
+        yield "When all are busy, memory runs out: set kv_cache_memory_bytes or lower max_num_seqs"
+
+
+def _least_bytes(each: ReplicaPlan | Refusal) -> int:
+    return each.least_bytes or 0 if isinstance(each, Refusal) else each.demand.least_bytes
+
+
+def _rows(plan: ReplicaPlan) -> Mapping[str, str]:
+    weights = plan.shape.weights
+    counted = "about {}" if weights.is_estimate else "{}, counted in the files"
+    rows = {
+        "share": f"up to {_gib(plan.share_bytes)}"
+        if plan.device.on_cpu
+        else f"{plan.spec.device_share:g} = {_gib(plan.share_bytes)}",
+        "weights": f"{_gib(plan.demand.weight_bytes)}",
+        "": counted.format(
+            f"{weights.total / 1e9:.2f}e9 in {plan.spec.entry.quantization or plan.dtype}"
+        ),
+        "a step": _gib(plan.demand.activation_bytes),
+        "captured steps": _gib(plan.demand.graph_bytes),
+        "context and headroom": _gib(plan.headroom_bytes),
+        "keys and values": _gib(plan.kv.kv_bytes) if plan.demand.groups else "-",
+        "left": _gib(plan.left_bytes),
+        "needed at start": _gib(plan.start_bytes),
+        "reserved at most": _gib(plan.most_bytes),
+        "bytes of a token's keys and values": f"{plan.kv_token_bytes:,}"
+        if plan.demand.groups
+        else "-",
+        "max_model_len": f"{plan.sizes.max_model_len:,}",
+        "max_num_seqs": f"{plan.sizes.max_num_seqs:,}" if plan.demand.groups else "-",
+        "max_batched_tokens": f"{plan.sizes.max_batched_tokens:,}",
+    }
+    for length in LENGTHS:
+        number = plan.num_sequences(length)
+        rows[f"sequences of {length // 1024}k tokens at once"] = str(number) if number else "-"
+    return rows
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"
+
+
+def as_json(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig | None = None) -> str:
+    """Return the plans and refusals, and which models take turns, as JSON."""
+    return json.dumps(
+        {
+            "device": {"total_bytes": card.memory.total_bytes, "is_gpu": card.num > 0},
+            "models": [
+                _as_dict(each) | {"last_start_s": last_start_s(each.spec)} for each in found
+            ],
+            "turns": {name: list(group) for name, group in groups_of(turns).items()},
+        },
+        indent=2,
+    )
+
+
+def _as_dict(each: Planned) -> dict[str, Any]:
+    if isinstance(each, MeasuredByVllm):
+        return {
+            "id": each.spec.id,
+            "share": each.spec.device_share,
+            "fits": each.fits,
+            "engine": "vllm",
+            "num_devices": each.num_devices,
+            "weight_bytes": each.weight_bytes,
+            "bytes_of_each": each.bytes_of_each,
+        }
+    if isinstance(each, Refusal):
+        return {
+            "id": each.spec.id,
+            "share": each.spec.device_share,
+            "fits": False,
+            "error": each.message,
+            "least_bytes": each.least_bytes,
+        }
+    return {
+        "id": each.spec.id,
+        "share": each.spec.device_share,
+        "fits": True,
+        "dtype": each.dtype,
+        "num_weights": each.shape.weights.total,
+        "is_estimate": each.shape.weights.is_estimate,
+        "share_bytes": each.share_bytes,
+        "weight_bytes": each.demand.weight_bytes,
+        "step_bytes": each.demand.activation_bytes,
+        "graph_bytes": each.demand.graph_bytes,
+        "headroom_bytes": each.headroom_bytes,
+        "kv_bytes": each.kv.kv_bytes,
+        "left_bytes": each.left_bytes,
+        "start_bytes": each.start_bytes,
+        "most_bytes": each.most_bytes,
+        "kv_token_bytes": each.kv_token_bytes,
+        "least_bytes": each.demand.least_bytes,
+        **asdict(each.sizes),
+        "reasons": dict(each.reasons),
+        "num_sequences": {str(length): each.num_sequences(length) for length in LENGTHS},
+    }
