@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -105,20 +106,36 @@ def test_a_part_without_time_is_named_and_none_is_left_running(tmp_path: Path) -
     assert "no time was left" in (tmp_path / "table.md").read_text()
 
 
+CUT = '{"cut": '
+
+
 def hang(name: str, device: str, rows_file: Path, log_file: Path) -> None:
     """Stand in for a part that starts a process, writes a row and a half, and never ends."""
     os.setsid()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    rows_file.write_text(f'{{"child": {child.pid}}}\n{{"cut": ')
+    rows_file.write_text(f'{{"child": {child.pid}}}\n{CUT}')
     child.wait()
 
 
 def test_a_part_over_its_time_leaves_no_process_and_only_whole_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    rows_file, join = tmp_path / "hanging.jsonl", BaseProcess.join
+
+    def join_or_hang(process: BaseProcess, limit_s: float | None = None) -> None:
+        """Let the part's time be over as soon as it hangs."""
+        if limit_s is None:
+            join(process)
+            return
+        end = time.monotonic() + limit_s
+        while not (rows_file.exists() and rows_file.read_text().endswith(CUT)):
+            assert time.monotonic() < end, "it has written nothing"
+            time.sleep(0.01)
+
     monkeypatch.setattr(program, "_run", hang)
-    outcome = program.run_part("hanging", "cpu", tmp_path, 15.0)
-    assert outcome.trouble == "ended after 15 s"
+    monkeypatch.setattr(BaseProcess, "join", join_or_hang)
+    outcome = program.run_part("hanging", "cpu", tmp_path, 200.0)
+    assert outcome.trouble == "ended after 200 s"
     (row,) = outcome.rows
     assert row.keys() == {"child"}
     assert has_ended(row["child"])

@@ -9,8 +9,11 @@ import pickle
 import socket
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
+from functools import cache
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from typing import Any
+from unittest.mock import patch
 
 import uvicorn
 
@@ -21,12 +24,26 @@ from deployments.generator_replica import GeneratorReplica
 from serve_app.backends.replicas.backend import DescribeRequest
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
+from serve_app.jobs import leases
 from tests.deployments.local_handle import local_backend
 from tests.raw_http import LOCALHOST
 
+LEASE_S = 4.0
+"""How long the jobs of a killed ingress wait for another one, instead of a quarter of a minute.
 
+Leases are renewed every second. One that runs out on a busy machine moves its job, as a death does.
+"""
+
+
+@cache
 def context() -> ForkServerContext:
-    """Return what starts processes that have imported this module."""
+    """Return what starts processes that have imported this module.
+
+    A process has one such server, and another test may have started it: each ingress would then
+    import everything for itself, which takes seconds.
+    """
+    # Its own method for tests; it does nothing if none runs.
+    forkserver._forkserver._stop()  # type: ignore[attr-defined] # typeshed lacks it
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload([__name__])
     return found
@@ -74,7 +91,8 @@ def _serve(
     backend = _RemoteBackend(description, replica_port)
     app = build_app(AppParts(config, {description.id: backend}))
     server = uvicorn.Server(uvicorn.Config(app, access_log=False, log_level="error"))
-    server.run(sockets=[listener])
+    with patch.object(leases, "LEASE_S", LEASE_S):
+        server.run(sockets=[listener])
 
 
 class _RemoteBackend:

@@ -37,9 +37,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "tools": {**SEEDED, "tools": [CALL], "tool_choice": "required"},
 }
 DEADLINE_S = 120
-NUM_PAIRS = 5
-KILLS_OF_EACH = 4
-"""Kills of each pair's ingresses, one after the other; pairs work at the same time."""
+MANY, FEW = (5, 4), (2, 3)
+"""Pairs, which work at the same time, and kills of each one's ingresses, one after the other."""
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +78,15 @@ class Pair:
 
 
 async def read_through_kills(
-    pair: Pair, client: httpx.AsyncClient, expected: Mapping[str, object], random: Random
+    pair: Pair,
+    client: httpx.AsyncClient,
+    expected: Mapping[str, object],
+    random: Random,
+    num_kills: int,
 ) -> tuple[int, int]:
     """Kill one of a pair under streams, several times; return how many were read, and resumed."""
     num_answers = num_resumed = 0
-    for _ in range(KILLS_OF_EACH):
+    for _ in range(num_kills):
         readers = [ResumingClient(client, body, pair.url) for body in KINDS.values()]
         reading = [asyncio.create_task(reader.read()) for reader in readers]
         async with asyncio.timeout(DEADLINE_S):
@@ -100,14 +103,20 @@ async def read_through_kills(
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 10))]
+    ("seed", "num_pairs", "kills_of_each"),
+    [(0, *FEW), *(pytest.param(seed, *MANY, marks=pytest.mark.soak) for seed in range(10))],
 )
 async def test_streams_of_killed_ingresses_are_resumed_and_equal(
-    generator: GeneratorReplica, client: httpx.AsyncClient, record: Record, seed: int
+    generator: GeneratorReplica,
+    client: httpx.AsyncClient,
+    record: Record,
+    seed: int,
+    num_pairs: int,
+    kills_of_each: int,
 ) -> None:
     processes, description = context(), await generator.describe()
     async with listening_replica(generator) as port:
-        pairs = [Pair(partial(Ingress, processes, description, port)) for _ in range(NUM_PAIRS)]
+        pairs = [Pair(partial(Ingress, processes, description, port)) for _ in range(num_pairs)]
         try:
             undisturbed = [ResumingClient(client, body, pairs[0].url) for body in KINDS.values()]
             expected = {
@@ -117,7 +126,9 @@ async def test_streams_of_killed_ingresses_are_resumed_and_equal(
             async with asyncio.TaskGroup() as tasks:
                 counts = [
                     tasks.create_task(
-                        read_through_kills(pair, client, expected, Random(seed * NUM_PAIRS + at))
+                        read_through_kills(
+                            pair, client, expected, Random(seed * num_pairs + at), kills_of_each
+                        )
                     )
                     for at, pair in enumerate(pairs)
                 ]
@@ -126,6 +137,6 @@ async def test_streams_of_killed_ingresses_are_resumed_and_equal(
                 pair.end()
     results = [count.result() for count in counts]
     num_answers, num_resumed = (sum(column) for column in zip(*results, strict=True))
-    num_kills = NUM_PAIRS * KILLS_OF_EACH
+    num_kills = num_pairs * kills_of_each
     record("kills, answers, of which resumed", (num_kills, num_answers, num_resumed))
     assert num_resumed > num_kills // 2

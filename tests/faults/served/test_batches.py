@@ -13,9 +13,11 @@ import yaml
 
 from benchmarks.free_port import free_port
 from serve_app.commands.run.supervise import STOP_S
+from tests.changing_server import ChangingServer
 from tests.faults.batch_client import BatchClient
 from tests.faults.served.batch_faults import BatchFaults
 from tests.faults.served.batch_load import BATCH, NUM_BAD, BatchLoad, Outcome, check
+from tests.faults.served.conftest import config
 from tests.faults.served.fragile_server import client_of
 from tests.faults.served.ingresses import Ingresses
 from tests.faults.served.redeploy import Deployed
@@ -109,15 +111,26 @@ def shipped_server(tmp_path: Path) -> Iterator[Restarted]:
         yield Restarted(tmp_path, document, running)
 
 
-async def test_batches_outlast_a_killed_replica_and_a_redeploy(
-    deployed: Deployed, replicas: Replicas, server: Server, folder: Path, record: Record
-) -> None:
-    deployed.application["args"]["jobs"] = {"folder": str(folder / "jobs"), "max_running_lines": 2}
+@pytest.fixture(scope="module")
+def server(changing_server: ChangingServer, folder: Path) -> Iterator[Server]:
+    """Serve all shipped models and a folder for jobs; what was served before comes back in the end.
+
+    No module of the package comes earlier, so the suite's server starts with this file.
+    """
+    before, document = changing_server.document, config()
+    args = document["applications"][0]["args"]
+    args["jobs"] = {"folder": str(folder / "jobs"), "max_running_lines": 2}
     for model in shipped()["applications"][0]["args"]["models"]:
         if model["id"] != "pydoc-chat":
-            deployed.models.append({**model, "num_cpus": 0.1})
-    await deployed.apply()
-    await deployed.settled()
+            args["models"].append({**model, "num_cpus": 0.1})
+    yield changing_server.serve(document)
+    if before:
+        changing_server.serve(before)
+
+
+async def test_batches_outlast_a_killed_replica_and_a_redeploy(
+    deployed: Deployed, replicas: Replicas, server: Server, record: Record
+) -> None:
     replicas.release(BATCH)
     faults = BatchFaults(server, deployed)
     async with client_of(server) as http:
