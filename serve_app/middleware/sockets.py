@@ -6,12 +6,13 @@ where a route answers with 101; any other answer is passed on as it is. Each fra
 through the application as a POST with the handshake's headers.
 """
 
+import asyncio
 import logging
 from http import HTTPStatus
 from typing import Any, Final
 
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.contract.errors import UpgradeRequiredError
 from serve_app.api.responses.routes import WARMS_UP
@@ -64,15 +65,23 @@ class SocketMiddleware:
             await ResponseSocket(receive, send, client, self._sockets, self._limits).run()
 
     async def _ask(self, scope: Scope) -> Response:
-        """Return the application's answer to a handshake."""
-        exchange = Exchange()
+        """Return the application's answer to a handshake; of one that is not passed on, no body."""
+        left = asyncio.Event()
+        exchange = Exchange(left=left)
+
+        async def send(message: Message) -> None:
+            if not left.is_set():
+                await exchange.send(message)
+            if exchange.status is not None and _is_unspoken(exchange.status):
+                left.set()  # its body may be a large file, or a stream without an end
+
         get = _request(scope, "GET", scope["headers"], {HANDSHAKE: self._sockets.require_room})
         try:
-            await scope["app"](get, exchange.receive, exchange.send)
+            await scope["app"](get, exchange.receive, send)
         except Exception:  # the application has answered with a 500
             logger.exception("the server has failed at a handshake")
         status = exchange.status or HTTPStatus.INTERNAL_SERVER_ERROR
-        if status < HTTPStatus.BAD_REQUEST and status != HTTPStatus.SWITCHING_PROTOCOLS:
+        if _is_unspoken(status):
             return error_response(UpgradeRequiredError(NOT_SPOKEN))
         answer = Response(exchange.body, status)
         answer.raw_headers = exchange.headers.raw
@@ -98,6 +107,11 @@ class _Client:
         state = {} if generates else {WARMS_UP: True}
         post = _request(self._scope, "POST", [*self._headers, *own], state)
         await self._app(post, receive, send)
+
+
+def _is_unspoken(status: int) -> bool:
+    """Return whether an answer is one of HTTP, where no WebSocket is spoken."""
+    return status < HTTPStatus.BAD_REQUEST and status != HTTPStatus.SWITCHING_PROTOCOLS
 
 
 async def _deny(answer: Response, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,7 +1,9 @@
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 from fastapi import FastAPI
+from starlette.responses import StreamingResponse
 
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
@@ -36,6 +38,22 @@ async def test_a_handshake_needs_a_key(backend: FakeBackend) -> None:
 async def test_no_other_path_is_spoken(app: FastAPI, path: str, status: int) -> None:
     async with AsgiSocket(app, path) as socket:
         assert socket.denial[0] == status
+
+
+async def test_a_stream_without_an_end_is_left(app: FastAPI) -> None:
+    num_sent = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal num_sent
+        while num_sent < 10_000:  # which nothing waits for
+            num_sent += 1
+            yield b"a piece"
+            await asyncio.sleep(0)
+
+    app.router.add_api_route("/stream", lambda: StreamingResponse(pieces()), response_model=None)
+    async with AsgiSocket(app, "/stream") as socket:
+        assert socket.denial[0] == 426
+    assert num_sent < 100
 
 
 async def test_other_paths_need_a_key_first(backend: FakeBackend) -> None:
