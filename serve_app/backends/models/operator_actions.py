@@ -119,14 +119,15 @@ class OperatorActions:
 
         Raises:
             ModelNotFoundError: No model has this name.
-            RaystreamError: It was waited for, and can't be started.
+            RaystreamError: It was waited for, and can't be started; or Serve has given it up.
         """
         deployment = self._deployment_of(model_id)
         if not (await self._control.scaling_of(deployment)).is_pinned:
             await self._control.release(deployment)
         if self._catalog.is_cold(model_id) or deployment in self._light_sleepers:
             task = self._wake(model_id, deployment)
-            if waits:
+            # Of a model that has failed, the answer is there at once.
+            if waits or (await self._states.of(deployment)).serving is ServingState.FAILED:
                 await asyncio.shield(task)
         # What the controller said may be a second old.
         serving = ServingState.SCALING if self._catalog.is_cold(model_id) else ServingState.RUNNING

@@ -156,6 +156,16 @@ async def test_a_start_that_is_waited_for_and_fails_says_why(cluster: Cluster) -
     assert answer.json()["error"]["message"] == "The weights are damaged."
 
 
+async def test_a_wake_of_a_model_that_serve_has_given_up_says_why(cluster: Cluster) -> None:
+    cluster.state = DeploymentState(ServingState.FAILED, message="The weights are damaged.")
+    async with cluster.client() as client:
+        answer = await act(client, "wake")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["message"] == (
+        "The model 'org/m' has failed, and no replica of it runs: The weights are damaged."
+    )
+
+
 async def test_waking_a_model_takes_back_its_sleep_but_no_pin(cluster: Cluster) -> None:
     cluster.run()
     async with cluster.client() as client:
