@@ -20,7 +20,7 @@ NEUTRAL := $(shell grep -l 'engine_name: EngineName' -r tests/deployments tests/
 ONLY_VLLM = $(shell grep -lE 'mark\.vllm' tests/vllm_engine/test_*.py)
 STARTING = $(shell grep -lE 'VllmEngine|VllmPooler|AsyncLLM|running_engine' $(ONLY_VLLM))
 IN_VLLM := nice -n 10 .venv-vllm/bin/python -m pytest -q -m 'vllm and not processes and not soak'
-BENCHMARKS := $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/instant_%,$(shell grep -l __main__ benchmarks/*.py))) classification shares
+BENCHMARKS := $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/instant_%,$(shell grep -l __main__ benchmarks/*.py))) classification costs shares
 
 .PHONY: help serve vllm test test-vllm quick soak check format models bench lock k8s dashboards table docs docs-check vendor clean
 

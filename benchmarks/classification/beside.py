@@ -75,13 +75,31 @@ FIGURES: Mapping[str, Callable[[Round], float]] = {
 
 
 @contextmanager
-def serving(name: str, checkout: Path, model: Path, dtype: str) -> Iterator[Server]:
-    """Serve a model with a checkout's code until the block ends."""
+def serving(
+    name: str,
+    checkout: Path,
+    model: Path,
+    dtype: str,
+    *,
+    task: str = "classify",
+    traces: str | None = None,
+) -> Iterator[Server]:
+    """Serve a model with a checkout's code until the block ends.
+
+    Args:
+        name: The server's, and that of its log beside the model's folder.
+        checkout: Where the code is.
+        model: The model's folder.
+        dtype: The type of its weights.
+        task: classify or embed.
+        traces: The collector that gets a trace of each request; None: none is made.
+    """
     port, *others = free_ports(1 + len(HAPROXY_PORTS))
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     environment |= dict(zip(HAPROXY_PORTS, map(str, others), strict=True))
-    command = [sys.executable, "-m", "benchmarks.peers.serve_model", "--task", "classify"]
+    command = [sys.executable, "-m", "benchmarks.peers.serve_model", "--task", task]
     command += ["--model", str(model), "--port", str(port), "--dtype", dtype]
+    command += [] if traces is None else ["--otlp-endpoint", traces]
     log = model.with_name(f"{name}.log")
     url = f"http://127.0.0.1:{port}/ready"
     with started(command, url, log=log, cwd=checkout, environment=environment) as process:

@@ -21,6 +21,7 @@ from benchmarks.classification.designs import MAX_BATCHED_TOKENS, NO_LIMIT, stoc
 from benchmarks.classification.table import Figures
 from benchmarks.classification.texts import MIXED, SHORT, Lengths, make_texts
 from deployments.compute.host_memory import keep_freed_memory
+from deployments.contract.descriptions import Task
 from deployments.contract.pooling import PoolingRequest
 from deployments.pooling.device_worker import DeviceWorker
 from deployments.pooling.lanes import choose_num_lanes
@@ -112,12 +113,14 @@ def ms_per_text(run: Run, texts: Sequence[str], size: int) -> float:
 
 
 @contextmanager
-def our_runs(folder: str) -> Iterator[tuple[Run, Run]]:
+def our_runs(
+    folder: str, task: Task = "classify", dtype: str = "bfloat16"
+) -> Iterator[tuple[Run, Run]]:
     """Yield this project's encoder and model without and with lanes, both warmed up."""
-    with our_worker(folder) as ours:
+    with our_worker(folder, task, dtype) as ours:
 
         def run(texts: Sequence[str]) -> object:
-            return ours.classifier(ours.encoded(texts)).tolist()
+            return ours.model(ours.encoded(texts)).tolist()
 
         def run_in_lanes(texts: Sequence[str]) -> object:
             with ours.queue.entered() as job:
@@ -131,15 +134,15 @@ def our_runs(folder: str) -> Iterator[tuple[Run, Run]]:
 
 @dataclass(frozen=True, slots=True)
 class OurWorker:
-    """This project's classifier on its device worker, without a server.
+    """One of this project's models on its device worker, without a server.
 
     Attributes:
-        classifier: The model, which the worker's lanes run.
+        model: The model, which the worker's lanes run.
         queue: What the worker takes its requests from.
         encoder: The model's own.
     """
 
-    classifier: PoolingModel
+    model: PoolingModel
     queue: RequestQueue
     encoder: TextEncoder
 
@@ -152,39 +155,41 @@ class OurWorker:
 
 
 @contextmanager
-def our_worker(folder: str) -> Iterator[OurWorker]:
+def our_worker(
+    folder: str, task: Task = "classify", dtype: str = "bfloat16"
+) -> Iterator[OurWorker]:
     """Run this project's worker until the block ends."""
     keep_freed_memory()
     loaded = load_pooler(
         folder,
-        task="classify",
+        task=task,
         revision=None,
-        dtype="bfloat16",
+        dtype=dtype,
         device=torch.device("cpu"),
         max_model_len=512,
     )
     num_threads = torch.get_num_threads()
     num_lanes = choose_num_lanes(loaded.model, torch.device("cpu"), num_threads)
     encoder = TextEncoder(loaded.tokenizer, loaded.max_model_len)
-    classifier = PoolingModel(
+    model = PoolingModel(
         loaded.model,
         loaded.layout,
         loaded.probes.of_length(1),
         num_lanes,
         max_batched_tokens=MAX_BATCHED_TOKENS,
     )
-    if classifier.layout != "packed":
+    if model.layout != "packed":
         raise RuntimeError("the model could not be packed; the log says why")
     queue = RequestQueue(QueueLimits(NO_LIMIT, None))
 
     def place() -> PoolingModel:
         torch.set_num_threads(num_threads)  # a new thread takes the number that any thread set last
-        return classifier
+        return model
 
     worker = DeviceWorker(place, queue, lambda stats: None)
 
     worker.start().result()
     try:
-        yield OurWorker(classifier, queue, encoder)
+        yield OurWorker(model, queue, encoder)
     finally:
         worker.stop()

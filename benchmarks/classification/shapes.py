@@ -107,11 +107,12 @@ def _save(model: PreTrainedModel, shape: Shape, parent: Path, dtype: torch.dtype
     folder = parent / shape.name
     torch.nn.Module.to(model, dtype)  # transformers' own `to` hides its types
     model.save_pretrained(folder)
-    _tokenizer().save_pretrained(folder)
+    byte_level_tokenizer().save_pretrained(folder)
     return folder
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def byte_level_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer with RoBERTa's special tokens, trained on the documentation."""
     tokenizer = train_byte_level_bpe(
         [documentation()], vocab_size=VOCAB_SIZE, special_tokens=SPECIAL_TOKENS
     )

@@ -56,6 +56,7 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
         model |= {"engine": "vllm", "engine_python": args.engine_python}
         model.pop("quantization", None)  # vLLM finds it in the model's files
         deployment |= VLLM_MODEL
+    application["args"]["tracing"]["otlp_endpoint"] = args.otlp_endpoint
     ingress["autoscaling_config"] = {"min_replicas": 1, "max_replicas": 1}
     deployment["name"] = name
     application["args"]["models"], application["deployments"] = [model], [ingress, deployment]
@@ -79,6 +80,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-num-seqs", type=int, default=32)
     parser.add_argument("--kv-cache-memory-bytes", type=int, help="default: auto")
     parser.add_argument("--max-queued-requests", type=int, default=64)
+    parser.add_argument("--otlp-endpoint", help="where traces go; default: nowhere")
     args = parser.parse_args(arguments)
     args.num_threads = args.num_threads if args.num_threads == "auto" else int(args.num_threads)
     return args

@@ -21,7 +21,8 @@ def test_the_configuration_passes_the_check_and_holds_one_model(task: str, tmp_p
         "max_stall_ms": 300,
     }
     engine = {"engine": "raystream", "engine_python": None, "num_threads": "auto"}
-    config = configuration(argparse.Namespace(**options, **sizes, **queues, **engine))
+    traces = {"otlp_endpoint": "http://127.0.0.1:4318"}
+    config = configuration(argparse.Namespace(**options, **sizes, **queues, **engine, **traces))
     assert find_problems(yaml.safe_dump(config)) == []
     (application,) = config["applications"]
     assert [(m["id"], m["task"]) for m in application["args"]["models"]] == [("some-model", task)]

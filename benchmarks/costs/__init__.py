@@ -1,0 +1,1 @@
+"""What a text costs beside the model's products: CPU time by part, and latency by hop."""
