@@ -16,7 +16,7 @@ from deployments.contract.errors import JobConflictError, JobLimitError, JobNotF
 from serve_app.config import JobsConfig
 from serve_app.jobs.batch import NEXT, Batch, Fault, NewBatch, Status
 from serve_app.jobs.files import StoredFile, no_file, stored_bytes
-from serve_app.jobs.leases import LeaseLostError, Leases
+from serve_app.jobs.leases import FREE, LeaseLostError, Leases, free_at
 from serve_app.jobs.store import ERASED_AT_ONCE, Page, Store, page_of
 
 
@@ -135,9 +135,9 @@ class Batches:
                 raise JobConflictError(f"The batch is {batch.status}, so it can't be cancelled.")
             batch = _moved(connection, batch, Status.CANCELLING, now_s)
             is_idle = connection.execute(
-                "SELECT 1 FROM batches WHERE number = ? AND lease_until_s <= ? "
+                f"SELECT 1 FROM batches WHERE number = ? AND {FREE} "
                 "AND num_completed + num_failed = 0",
-                (batch.number, now_s),
+                (batch.number, *free_at(now_s)),
             ).fetchone()
             if not is_idle:
                 return batch
@@ -322,11 +322,11 @@ def _free(
     """
     owners = list(beside.values())
     rows = connection.execute(
-        "SELECT owner, max(lease_until_s) AS served_s, min(CASE WHEN lease_until_s <= ? "
+        f"SELECT owner, max(lease_until_s) AS served_s, min(CASE WHEN {FREE} "
         f"AND id NOT IN ({', '.join('?' * len(beside))}) "
         "AND (NOT ? OR status IN (?, ?) OR due_s <= ?) THEN number END) AS oldest "
         "FROM batches WHERE expires_s IS NULL GROUP BY owner HAVING oldest IS NOT NULL",
-        (now_s, *beside, only_ending, Status.CANCELLING, Status.FINALIZING, now_s),
+        (*free_at(now_s), *beside, only_ending, Status.CANCELLING, Status.FINALIZING, now_s),
     ).fetchall()
     return sorted(
         rows, key=lambda row: (owners.count(row["owner"]), row["served_s"], row["oldest"])

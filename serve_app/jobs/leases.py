@@ -15,6 +15,18 @@ LEASE_S: Final = 15.0
 """How long an ingress keeps a job without a sign of life. A pause of the process, or a slow disk,
 may take longer: another ingress then runs the job, and what the first one writes is refused."""
 
+FREE: Final = "(lease_owner IS NULL OR NOT (lease_until_s > ? AND lease_until_s <= ?))"
+"""The condition that no living ingress holds a job, with the values of `free_at`."""
+
+
+def free_at(now_s: float) -> tuple[float, float]:
+    """Return the values of `FREE`: when a lease has run out, and how far one can reach.
+
+    One that reaches further was taken before the clock was set back. Its ingress, if it lives, has
+    shortened it by its next renewal.
+    """
+    return now_s, now_s + 2 * LEASE_S
+
 
 class LeaseLostError(Exception):
     """The job is another ingress's now, or has ended: leave it."""

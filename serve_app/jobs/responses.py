@@ -16,7 +16,7 @@ from typing import Self
 from deployments.contract.errors import JobConflictError, JobLimitError
 from serve_app.config import JobsConfig
 from serve_app.jobs.conversations import numbers_of
-from serve_app.jobs.leases import Leases
+from serve_app.jobs.leases import FREE, Leases, free_at
 from serve_app.jobs.response_log import IS_UNDER_WAY, UNDER_WAY, Group, insert_group, no_response
 from serve_app.jobs.store import ERASED_AT_ONCE, Store
 
@@ -237,9 +237,9 @@ class Responses:
 
         def free(connection: sqlite3.Connection) -> list[sqlite3.Row]:
             rows = connection.execute(
-                f"SELECT number, owner FROM responses WHERE {IS_UNDER_WAY} AND lease_until_s <= ? "
+                f"SELECT number, owner FROM responses WHERE {IS_UNDER_WAY} AND {FREE} "
                 "ORDER BY number",
-                (now_s,),
+                free_at(now_s),
             ).fetchall()
             return [row for row in rows if row["number"] not in beside]
 

@@ -60,6 +60,30 @@ async def test_a_silent_ingress_loses_its_batch_and_can_write_nothing_more(
     assert [some async for some in jobs.results.lines(second, errors=False)] == [b"once\n"]
 
 
+@pytest.mark.parametrize("is_given_back", [False, True])
+async def test_a_batch_that_no_ingress_runs_does_not_wait_for_a_clock_that_was_set_back(
+    jobs: Jobs, time: Time, is_given_back: bool
+) -> None:
+    await create(jobs)
+    claimed = await jobs.batches.claim("a")
+    assert claimed is not None
+    if is_given_back:
+        await jobs.batches.leases.give_back("a", claimed.number)
+    time.now_s -= 3600
+    assert await jobs.batches.claim("b") is not None
+
+
+async def test_a_clock_that_is_set_back_takes_no_batch_from_an_ingress_that_renews(
+    jobs: Jobs, time: Time
+) -> None:
+    await create(jobs)
+    claimed = await jobs.batches.claim("a")
+    assert claimed is not None
+    time.now_s -= 3600
+    assert await jobs.batches.leases.renew("a", [claimed.number])
+    assert await jobs.batches.claim("b") is None
+
+
 async def test_a_renewed_lease_is_kept(jobs: Jobs, time: Time) -> None:
     await create(jobs)
     batch = await jobs.batches.claim("a")
