@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.faults.served.conftest import config
 from tests.faults.served.fragile_server import client_of
 from tests.faults.served.ingresses import Ingresses
 from tests.faults.served.redeploy import Deployed
-from tests.faults.served.replicas import Replicas
+from tests.faults.served.replicas import FOLDER, Replicas
 from tests.measured import Record
 from tests.ray.serve_run import (
     READY_DEADLINE_S,
@@ -58,6 +58,14 @@ async def undisturbed(client: BatchClient, num_good: dict[str, int]) -> dict[str
     return outcomes
 
 
+@contextmanager
+def held(replicas: Replicas) -> Iterator[None]:
+    """Slow chats down, so that the batch does not end while what was killed starts again."""
+    replicas.hold(BATCH)
+    yield
+    replicas.release(BATCH)
+
+
 class Restarted:
     """A server that can be stopped and started again."""
 
@@ -84,7 +92,8 @@ class Restarted:
         self._num_starts += 1
         path = self._folder / "serve_config.yaml"
         path.write_text(yaml.safe_dump(self._document))
-        environment = {**os.environ, "HOME": str(self._folder), **haproxy_environment()}
+        environment = {**os.environ, "HOME": str(self._folder), FOLDER: str(self._folder)}
+        environment |= haproxy_environment()
         log = self._folder / f"serve-{self._num_starts}.log"
         server = Server(path, log, environment, SERVE_RUN)
         self._running.callback(server.kill)
@@ -94,10 +103,15 @@ class Restarted:
 
 @pytest.fixture
 def shipped_server(tmp_path: Path) -> Iterator[Restarted]:
-    """Start the shipped models with two chat replicas, two ingresses and a folder for jobs."""
+    """Start the shipped models with two chat replicas, two ingresses and a folder for jobs.
+
+    The chat replicas are fragile ones, which can be held.
+    """
+    Replicas.watched_in(tmp_path)
     document = shipped()
     document["http_options"]["port"] = free_port()
     application = document["applications"][0]
+    application["import_path"] = "tests.faults.served.build:build"
     application["args"]["jobs"] = {"folder": str(tmp_path / "jobs"), "max_running_lines": 16}
     counts = {"Ingress": NUM_INGRESSES, "pydoc-chat": 2}
     for section in application["deployments"]:
@@ -152,9 +166,10 @@ async def test_batches_outlast_a_killed_replica_and_a_redeploy(
 
 @pytest.mark.soak
 async def test_2000_lines_outlast_kills_of_everything_a_restart_and_a_redeploy(
-    shipped_server: Restarted, record: Record
+    shipped_server: Restarted, tmp_path: Path, record: Record
 ) -> None:
-    server = shipped_server.server
+    server, replicas = shipped_server.server, Replicas(tmp_path)
+    replicas.release(BATCH)
     async with client_of(server) as http:
         client = BatchClient(http)
         expected = await undisturbed(client, MANY)
@@ -165,9 +180,11 @@ async def test_2000_lines_outlast_kills_of_everything_a_restart_and_a_redeploy(
         async with faults.killing(KILL_INTERVAL_S):
             for share, victim in zip((0.1, 0.2), Ingresses(server).processes(), strict=True):
                 num_running.append(await load.until(share))
-                await faults.kill_ingress(victim, NUM_INGRESSES)
+                with held(replicas):
+                    await faults.kill_ingress(victim, NUM_INGRESSES)
             num_running.append(await load.until(0.3))
-            await faults.redeploy()
+            with held(replicas):
+                await faults.redeploy()
             num_running.append(await load.until(0.5))
         stop_s = await asyncio.to_thread(shipped_server.restart)
         again = BatchFaults(
