@@ -26,6 +26,12 @@ from benchmarks.serving.stream_client import Answer, closed_loop
 
 PROMPT_WORDS, NUM_TOKENS = 50, 64
 
+IDLE_CORES = 0.5
+"""Servers that use no more than this of a core have ended their answers."""
+
+IDLE_S = 0.5
+IDLE_DEADLINE_S = 60
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -156,6 +162,22 @@ def cpu_s(root: psutil.Process) -> float:
     return total
 
 
+def wait_until_idle(servers: Sequence[Server]) -> None:
+    """Wait until no server computes: some spin for seconds after their last answer.
+
+    Raises:
+        RuntimeError: One computes on without requests.
+    """
+    deadline_s = time.monotonic() + IDLE_DEADLINE_S
+    while time.monotonic() < deadline_s:
+        before_s, began_s = sum(cpu_s(each.process) for each in servers), time.monotonic()
+        time.sleep(IDLE_S)
+        used_s = sum(cpu_s(each.process) for each in servers) - before_s
+        if used_s <= IDLE_CORES * (time.monotonic() - began_s):
+            return
+    raise RuntimeError(f"a server still computes {IDLE_DEADLINE_S} s after its last answer")
+
+
 def compare(
     servers: tuple[Server, Server],
     prompts: Prompts,
@@ -177,9 +199,10 @@ def compare(
         pairs = []
         for turn in range(num_rounds + 1):  # the first warms both up
             order = servers if turn % 2 else servers[::-1]
-            rounds = {
-                server: measure(server, prompts.requests(num_sent), num_streams) for server in order
-            }
+            rounds = {}
+            for server in order:
+                wait_until_idle(servers)
+                rounds[server] = measure(server, prompts.requests(num_sent), num_streams)
             pairs.append([rounds[server] for server in servers])
         _add_rows(table, num_streams, pairs[1:])
     return table

@@ -1,8 +1,12 @@
 import json
+import subprocess
+import sys
 
+import psutil
 import pytest
 
-from benchmarks.serving.rounds import NUM_TOKENS, figures
+from benchmarks.serving import rounds
+from benchmarks.serving.rounds import NUM_TOKENS, Server, figures, wait_until_idle
 from benchmarks.serving.stream_client import Answer
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -46,3 +50,21 @@ def test_gaps_lie_between_reads_with_text_and_never_between_answers() -> None:
 def test_an_answer_that_is_not_whole_stops_the_benchmark(raw: bytes) -> None:
     with pytest.raises(RuntimeError):
         list(Answer(0.0, [(1.0, raw)]).messages())
+
+
+def test_a_server_that_computes_without_requests_stops_the_benchmark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rounds, "IDLE_CORES", 0.01)
+    code = "input()\nwhile True: pass"
+    with psutil.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+        servers = [Server("waits, then spins", 1, process)]
+        try:
+            wait_until_idle(servers)
+            monkeypatch.setattr(rounds, "IDLE_DEADLINE_S", 1)
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            with pytest.raises(RuntimeError, match="still computes"):
+                wait_until_idle(servers)
+        finally:
+            process.kill()
