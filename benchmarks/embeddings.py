@@ -72,7 +72,13 @@ def build(parent: Path) -> Path:
 
 
 async def over_http(port: int, num_users: int, num_texts: int, window_s: float) -> float:
-    """Return the texts a second that a server embeds, so many a request.
+    """Return how many texts a second a server embeds.
+
+    Args:
+        port: The server's.
+        num_users: How many send requests, each as soon as its last one is answered.
+        num_texts: Texts of a request.
+        window_s: How long it is measured, in seconds.
 
     Raises:
         RuntimeError: No answer came within the window.

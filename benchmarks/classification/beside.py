@@ -16,8 +16,8 @@ import asyncio
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.classification.http_client import sender, session
-from benchmarks.classification.load import Latencies, closed_loop
+from benchmarks.classification.load import Latencies, Send, closed_loop
 from benchmarks.classification.shapes import (
     MAX_MODEL_LEN,
     ROBERTA_BASE,
@@ -130,12 +130,18 @@ def vllm_serving(engine_python: Path, model: Path, dtype: str) -> Iterator[Serve
         yield Server(VLLM, port, process)
 
 
-async def measure(server: Server, model: str, num_users: int, window_s: float) -> Round:
-    """Load a server for a while and return the figures."""
+@asynccontextmanager
+async def classifying(server: Server, model: str) -> AsyncIterator[Send]:
+    """Yield what sends a server the text of a number, alone in a request."""
     texts = make_texts(MIXED, NUM_TEXTS)
     url = f"http://127.0.0.1:{server.port}{PATHS.get(server.name, '/v1/classify')}"
     async with session() as client:
-        send = sender(client, url, lambda i: {"model": model, "input": texts[i % len(texts)]})
+        yield sender(client, url, lambda i: {"model": model, "input": texts[i % len(texts)]})
+
+
+async def measure(server: Server, model: str, num_users: int, window_s: float) -> Round:
+    """Load a server for a while and return the figures."""
+    async with classifying(server, model) as send:
         await closed_loop(send, num_users, warm_up_s=0, window_s=WARM_UP_S)
         began_s = cpu_s(server.process)
         found = await closed_loop(send, num_users, warm_up_s=0, window_s=window_s)

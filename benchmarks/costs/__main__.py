@@ -22,8 +22,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.classification.beside import NUM_TEXTS, SHAPES, WARM_UP_S, serving
-from benchmarks.classification.http_client import sender, session
+from benchmarks.classification.beside import NUM_TEXTS, SHAPES, WARM_UP_S, classifying, serving
 from benchmarks.classification.load import Latencies, closed_loop
 from benchmarks.classification.shapes import build
 from benchmarks.classification.texts import MIXED, make_texts
@@ -38,37 +37,23 @@ LEAST_MS = 0.005
 """Parts that take less at any number of users are left out."""
 
 
-class Load:
-    """Users who classify texts at a server."""
-
-    def __init__(self, server: Server, model: str, num_users: int) -> None:
-        """Prepare; nothing is sent yet."""
-        self._url = f"http://127.0.0.1:{server.port}/v1/classify"
-        self._model = model
-        self._num_users = num_users
-
-    async def run(self, window_s: float) -> Latencies:
-        """Send texts for a while."""
-        texts = make_texts(MIXED, NUM_TEXTS)
-        async with session() as client:
-            send = sender(
-                client, self._url, lambda i: {"model": self._model, "input": texts[i % len(texts)]}
-            )
-            return await closed_loop(send, self._num_users, warm_up_s=0, window_s=window_s)
+async def load(server: Server, model: str, num_users: int, window_s: float) -> Latencies:
+    """Let users classify texts at a server for a while."""
+    async with classifying(server, model) as send:
+        return await closed_loop(send, num_users, warm_up_s=0, window_s=window_s)
 
 
 def cpu_ms(
     server: Server, model: str, num_users: int, window_s: float, folder: Path
 ) -> tuple[dict[Part, float], Latencies]:
     """Return the CPU time of each part, in ms a text, and the latencies without py-spy."""
-    load = Load(server, model, num_users)
-    asyncio.run(load.run(WARM_UP_S))
+    asyncio.run(load(server, model, num_users, WARM_UP_S))
     processes = processes_of(server.process, model)
     before = thread_seconds(processes)
-    latencies = asyncio.run(load.run(window_s))
+    latencies = asyncio.run(load(server, model, num_users, window_s))
     after = thread_seconds(processes)
     with sampled(processes, folder) as samples:
-        asyncio.run(load.run(window_s))
+        asyncio.run(load(server, model, num_users, window_s))
     used = {key: seconds - before.get(key, 0.0) for key, seconds in after.items()}
     num_texts = len(latencies.samples_s)
     parts = {part: 1e3 * seconds / num_texts for part, seconds in divided(used, samples).items()}

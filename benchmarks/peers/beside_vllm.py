@@ -1,10 +1,11 @@
 """Compares raystream, over vLLM or over its own engine, with vLLM's own server.
 
 Both run the same model with the same threads, length and sequences at once, and are loaded by
-turns: so many streams, each of which sends its next request when its answer is complete, greedily,
-with prompts that share no prefix. With `engine: vllm`, both have the same environment and executor:
-what raystream adds is HTTP by HAProxy and an ingress, Ray Serve, and a channel; what it replaces is
-vLLM's HTTP server and its output processor. `benchmarks.serving.rounds` says what each figure is.
+turns with 1, 8 or 32 streams. A stream sends its next request when its answer is complete. Requests
+are greedy, and their prompts share no prefix. With `engine: vllm`, both have the same environment
+and executor: what raystream adds is HTTP by HAProxy and an ingress, Ray Serve, and a channel; what
+it replaces is vLLM's HTTP server and its output processor. `benchmarks.serving.rounds` says what
+each figure is.
 
 With `--defaults`, vLLM's own server runs as `vllm serve` starts it, its engine in a process of its
 own; else in the server's process, as in raystream's replica. The model is a folder, or a random

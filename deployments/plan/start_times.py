@@ -20,7 +20,7 @@ from deployments.plan.cache_folder import cache_folder
 logger = logging.getLogger(__name__)
 
 MAX_MODELS: Final = 64
-"""Times of so many models are kept, the newest."""
+"""How many models' times are kept; the oldest go first."""
 
 MAX_BYTES: Final = 4096
 """A file that is longer is none of these."""

@@ -72,8 +72,8 @@ class ModelActionsApi:
     ) -> ModelState:
         """Start a replica of a model that sleeps; a 202 says that it is on its way.
 
-        Of a model that sleeps lightly, a replica wakes. It also takes back a sleep that has not
-        begun. The model sleeps again if nobody uses it.
+        If the model sleeps lightly, one of its replicas wakes. A sleep that has not begun is taken
+        back, too. The model sleeps again if nobody uses it.
         """
         return _told(model_id, await self._actions.wake(model_id, waits=wait), response)
 

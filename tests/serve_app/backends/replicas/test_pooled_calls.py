@@ -251,21 +251,31 @@ async def test_a_request_goes_to_the_less_busy_replica() -> None:
         await asyncio.gather(*asked)
 
 
+async def fill_by_others(
+    model: Model, others: HandleBackend, backend: HandleBackend
+) -> list[asyncio.Future[Any]]:
+    """Let three calls of another ingress run at the first replica, and this one hear of them."""
+    busy = model.replicas[0]
+    busy.may_answer.clear()
+    model.run("a")
+    asked: list[asyncio.Future[Any]] = [
+        asyncio.ensure_future(others.send(REQUEST)) for _ in range(3)
+    ]
+    await until(lambda: busy.num_running == 3)
+    busy.refusal = full("a")
+    with pytest.raises(OverloadedError):
+        await backend.send(REQUEST)
+    busy.refusal = None
+    return asked
+
+
 async def test_the_load_of_other_ingresses_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model("a", "b")
-    busy = model.replicas[0]
     async with backend_of(model) as others, backend_of(model) as backend:
         await connected(others, model)
         await connected(backend, model)
         stop_clock(monkeypatch)
-        busy.may_answer.clear()
-        model.run("a")
-        asked = [asyncio.ensure_future(others.send(REQUEST)) for _ in range(3)]
-        await until(lambda: busy.num_running == 3)
-        busy.refusal = full("a")
-        with pytest.raises(OverloadedError):
-            await backend.send(REQUEST)
-        busy.refusal = None
+        asked = await fill_by_others(model, others, backend)
         model.run("a", "b")
         for each in model.replicas:
             each.may_answer.clear()
@@ -286,14 +296,7 @@ async def test_a_replica_that_was_busy_once_gets_requests_again(
         await connected(others, model)
         await connected(backend, model)
         move = stop_clock(monkeypatch)
-        busy.may_answer.clear()
-        model.run("a")
-        asked = [asyncio.ensure_future(others.send(REQUEST)) for _ in range(3)]
-        await until(lambda: busy.num_running == 3)
-        busy.refusal = full("a")
-        with pytest.raises(OverloadedError):
-            await backend.send(REQUEST)
-        busy.refusal = None
+        asked = await fill_by_others(model, others, backend)
         busy.may_answer.set()
         await asyncio.gather(*asked)
         model.run("a", "b")
