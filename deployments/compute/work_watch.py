@@ -81,7 +81,8 @@ class Worker(Protocol):
 async def is_hung(worker: Worker, ping: Callable[[], Awaitable[None]]) -> bool:
     """Ping a worker, and abandon it if it can only hang; the answer comes within `ANSWER_S`.
 
-    One that has hung for long enough already gets no ping.
+    One that has hung for long enough already gets no ping. It is looked at again: the time may have
+    passed while the machine was paused, and then its work ends now.
 
     Args:
         worker: The worker.
@@ -90,8 +91,10 @@ async def is_hung(worker: Worker, ping: Callable[[], Awaitable[None]]) -> bool:
     Returns:
         Whether it was abandoned. A worker that does not answer may do a long piece of work.
     """
-    with suppress(TimeoutError):
-        if not worker.is_stuck:
+    if worker.is_stuck:
+        await asyncio.sleep(ANSWER_S)
+    else:
+        with suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
                 await ping()
                 return False

@@ -44,7 +44,7 @@ from deployments.vllm_engine.logs import EngineLogs
 from deployments.vllm_engine.moves import hand_over, unsupported
 from deployments.vllm_engine.requests import PROBE, UNDECODABLE, Codec, Deltas
 from deployments.vllm_engine.start import start_engine
-from deployments.vllm_engine.watches import Watch
+from deployments.vllm_engine.watches import LOOK_S, Watch
 
 logger = logging.getLogger("ray.serve.raystream.replica")
 
@@ -373,7 +373,7 @@ class VllmEngine(AnyEngine):
     async def _look_for_progress(self) -> None:
         """End all sequences once the engine can only hang, so that they go on elsewhere."""
         while not self._is_stopped:
-            await asyncio.sleep(1)
+            await asyncio.sleep(LOOK_S)
             if self._readers and self._watch.is_hung():
                 self._is_hung = True
                 logger.error("%s: a step of the engine hangs", self._spec.id)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 
@@ -23,9 +23,7 @@ from deployments.contract.pooling import ROW_DTYPE
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.pooling.pooling_worker import BatchStats
 from deployments.pooling.request_queue import Job, RequestQueue, Row, TokenIds
-
-LOOK_S: Final = 1.0
-"""How often the worker looks whether vLLM hangs."""
+from deployments.vllm_engine.watches import LOOK_S
 
 
 class EngineLostError(Exception):

@@ -9,7 +9,8 @@ A signal at the parent's end (PR_SET_PDEATHSIG) is no way: the kernel sends it w
 that started the process ends, which need not be the replica's main thread.
 
 vLLM itself knows of processes that have ended, but not of one that hangs, so `Watch` looks for
-progress. Needs no vLLM.
+progress. A replica that stood still itself, because its machine was paused or others had its core,
+has not read what the engine did meanwhile: that time counts for little. Needs no vLLM.
 """
 
 import multiprocessing
@@ -30,6 +31,9 @@ from deployments.vllm_engine.logs import remove_inherited
 HANG_S: Final = 8.0
 """Seconds without a step, while sequences run, after which an engine may be taken to hang. With the
 time to notice it, streams move within ten."""
+
+LOOK_S: Final = 1.0
+"""Seconds between two looks."""
 
 MOST_S: Final = 60.0
 """The bound on a GPU until the first step has ended, which compiles kernels, and the largest bound
@@ -140,12 +144,14 @@ class Watch:
         self._read_activity = read_activity
         self._num_steps = 0
         self._longest_s = 0.0  # of all steps but the first
-        self._progress_s = now_s()
-        self._since: tuple[float, float] | None = None  # when, and the CPU time until then
+        self._progress_s = self._looked_s = now_s()
+        self._waited_s = 0.0  # since the last progress, without the replica's own standstills
+        self._since: tuple[float, float] | None = None  # `_waited_s`, and the CPU time until then
 
     def note_begin(self) -> None:
         """Note that there was nothing to do until now."""
-        self._progress_s = self._now_s()
+        self._progress_s = self._looked_s = self._now_s()
+        self._waited_s = 0.0
         self._since = None
 
     def note_progress(self) -> None:
@@ -156,21 +162,26 @@ class Watch:
         self.note_begin()
 
     def is_hung(self) -> bool:
-        """Return whether nothing has happened for so long that nothing will."""
+        """Return whether nothing has happened for so long that nothing will.
+
+        To be asked every `LOOK_S`.
+        """
         now_s = self._now_s()
-        if now_s - self._progress_s < 1:
+        self._waited_s += min(now_s - self._looked_s, 2 * LOOK_S)
+        self._looked_s = now_s
+        if self._waited_s < LOOK_S:
             return False
         if not self._on_cpu:
-            return now_s - self._progress_s >= self._bound_s
+            return self._waited_s >= self._bound_s
         if self._since is None:
-            self._since = (self._progress_s, self._read_activity().cpu_s)
+            self._since = (0.0, self._read_activity().cpu_s)
         since_s, used_s = self._since
-        if now_s - since_s < HANG_S:
+        if self._waited_s - since_s < HANG_S:
             return False
         activity = self._read_activity()
-        is_idle = activity.cpu_s - used_s < BUSY_PART * (now_s - since_s)
+        is_idle = activity.cpu_s - used_s < BUSY_PART * (self._waited_s - since_s)
         if activity.is_working or not is_idle:
-            self._since = (now_s, activity.cpu_s)
+            self._since = (self._waited_s, activity.cpu_s)
             return False
         return True
 

@@ -57,38 +57,37 @@ def test_work_that_fails_has_ended() -> None:
 
 
 class BusyWorker:
-    """A worker that is stuck from a given call on."""
+    """A worker that is stuck at some of the looks at it, counted from 1."""
 
-    def __init__(self, stuck_from_call: int) -> None:
-        self._stuck_from_call = stuck_from_call
+    def __init__(self, stuck_at: range) -> None:
+        self._stuck_at = stuck_at
         self._num_calls = 0
         self.is_abandoned = False
 
     @property
     def is_stuck(self) -> bool:
         self._num_calls += 1
-        return self._num_calls >= self._stuck_from_call
+        return self._num_calls in self._stuck_at
 
     def abandon(self) -> None:
         self.is_abandoned = True
 
 
 @pytest.mark.parametrize(
-    ("stuck_from_call", "num_pings"),
-    [(1, 0), (2, 1), (3, 1)],
-    ids=["stuck", "stuck after the ping", "long work"],
+    ("stuck_at", "num_pings", "hangs"),
+    [(range(1, 3), 0, True), (range(2, 3), 1, True), (range(0), 1, False), (range(1, 2), 0, False)],
+    ids=["stuck", "stuck after the ping", "long work", "paused with its machine"],
 )
 async def test_a_worker_is_abandoned_once_its_work_can_only_hang(
-    monkeypatch: pytest.MonkeyPatch, stuck_from_call: int, num_pings: int
+    monkeypatch: pytest.MonkeyPatch, stuck_at: range, num_pings: int, hangs: bool
 ) -> None:
     monkeypatch.setattr(work_watch, "ANSWER_S", 0.01)
-    worker = BusyWorker(stuck_from_call)
+    worker = BusyWorker(stuck_at)
     pings = []
 
     async def ping() -> None:
         pings.append(1)
         await asyncio.Event().wait()
 
-    is_stuck = stuck_from_call < 3
-    assert (await is_hung(worker, ping), worker.is_abandoned) == (is_stuck, is_stuck)
+    assert (await is_hung(worker, ping), worker.is_abandoned) == (hangs, hangs)
     assert len(pings) == num_pings

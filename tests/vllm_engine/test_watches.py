@@ -236,6 +236,17 @@ def test_on_a_cpu_an_engine_that_computes_does_not_hang() -> None:
         assert not watch.is_hung()
 
 
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_the_time_in_which_the_replica_itself_stood_still_is_no_sign(on_cpu: bool) -> None:
+    engine = Engine()
+    watch = engine.watch(on_cpu=on_cpu)
+    watch.note_progress()
+    for _ in range(3):
+        engine.now_s += 3600  # its machine was paused: what the engine did is not read yet
+        assert not watch.is_hung()
+    assert engine.hangs_after(watch) == 2
+
+
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_process_that_computes_works_until_it_is_stopped(stops: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
