@@ -19,7 +19,7 @@ NEUTRAL := $(shell grep -l 'engine_name: EngineName' -r tests/deployments tests/
 # Tests of vLLM itself, and those of them that start engines in processes of their own.
 ONLY_VLLM = $(shell grep -lE 'mark\.vllm' tests/vllm_engine/test_*.py)
 STARTING = $(shell grep -lE 'VllmEngine|VllmPooler|AsyncLLM|running_engine' $(ONLY_VLLM))
-IN_VLLM := nice -n 10 .venv-vllm/bin/python -m pytest -q -m 'vllm and not processes and not soak'
+IN_VLLM := nice -n 10 .venv-vllm/bin/python -m pytest -q -m 'vllm and not processes and not soak' -p tests.reruns
 BENCHMARKS := $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/instant_%,$(shell grep -l __main__ benchmarks/*.py))) classification costs shares
 
 .PHONY: help serve vllm test test-vllm quick soak check format models bench lock k8s dashboards table docs docs-check vendor clean
@@ -69,11 +69,12 @@ test-vllm: $(STAMP) $(VLLM) ## run the tests that need vLLM, in at most 8 minute
 	@.venv-vllm/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
 		--constraint requirements-vllm.lock pytest pytest-asyncio pytest-xdist hypothesis
 	@{ \
-		echo "$(BIN)/python -m pytest -q -m 'vllm and processes and not soak' tests/vllm_engine"; \
+		echo "$(BIN)/python -m pytest -q -m 'vllm and processes and not soak' --rerun-processes tests/vllm_engine"; \
 		for files in "$(NEUTRAL)" tests/clients; do \
-			echo "$(IN_VLLM) -p tests.vllm_engine.beside -W ignore $$files"; done; \
-		for files in $(STARTING) "$(filter-out $(STARTING),$(ONLY_VLLM))"; do \
-			echo "$(IN_VLLM) --confcutdir=tests/vllm_engine $$files"; done; \
+			echo "$(IN_VLLM) --rerun-processes -p tests.vllm_engine.beside -W ignore $$files"; done; \
+		for files in $(STARTING); do \
+			echo "$(IN_VLLM) --rerun-processes --confcutdir=tests/vllm_engine $$files"; done; \
+		echo "$(IN_VLLM) --confcutdir=tests/vllm_engine $(filter-out $(STARTING),$(ONLY_VLLM))"; \
 	} | GOMP_SPINCOUNT=0 xargs -P 2 -L 1 env
 
 quick: $(STAMP) ## run the tests that need no other program and no more than a second each

@@ -1,10 +1,11 @@
 """Runs a failed test with processes once more, alone, after all others; each try is shown.
 
-Ray, HAProxy and browsers may be starved by other work on a machine. A test in the suite's own
-process has no such excuse and is never run again. A second failure is a failure. The summary shows
-the first failure of each test that then passed, and ends with a line for each test that ran again.
+Ray, HAProxy, browsers and vLLM's engines may be starved by other work on a machine. A test in the
+suite's own process has no such excuse and is never run again. A second failure is a failure. The
+summary shows the first failure of each test that then passed, and ends with a line for each test
+that ran again.
 
-`--rerun-processes` turns it on, as `make test` does.
+`--rerun-processes` turns it on, as `make test` and `make test-vllm` do.
 """
 
 import subprocess
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import pytest
 
 WITH_PROCESSES = frozenset(
-    {"ray", "browser", "kubectl", "prometheus", "nginx", "redis", "processes"}
+    {"ray", "browser", "kubectl", "prometheus", "nginx", "redis", "processes", "vllm"}
 )
 """The marks of tests with processes."""
 MAX_RERUNS = 8
@@ -94,8 +95,19 @@ def _failures_with_processes(terminal: pytest.TerminalReporter) -> list[list[pyt
 
 
 def _run_again(reports: Sequence[pytest.TestReport], config: pytest.Config) -> Rerun:
-    command = [sys.executable, "-m", "pytest", "-m", config.getoption("markexpr") or ""]
-    command += ["--tb=long", reports[0].nodeid]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        config.getoption("markexpr") or "",
+        "--tb=long",
+    ]
+    command += [f"-p{plugin}" for plugin in config.getoption("plugins")]
+    command += [f"-W{rule}" for rule in config.getoption("pythonwarnings") or ()]
+    if (top := config.getoption("confcutdir")) is not None:
+        command.append(f"--confcutdir={top}")
+    command.append(reports[0].nodeid)
     try:
         run = subprocess.run(
             command,

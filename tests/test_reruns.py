@@ -72,6 +72,26 @@ def test_one_in_process_is_never_run_again(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*1 failed, 1 passed, 1 rerun in*"])
 
 
+def test_the_second_try_has_the_plugins_and_filters_of_the_first(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        plugin="import pytest\n@pytest.fixture\ndef of_plugin():\n    return 1\n",
+        test_module=f"""{MODULE}
+@pytest.mark.vllm
+def test_once(of_plugin):
+    import warnings
+    warnings.warn("filtered")
+    fails_at_first("once", 1)
+""",
+    )
+    pytester.makeini("[pytest]\nmarkers = vllm\nfilterwarnings = error\n")
+    options = ("-ptests.reruns", "-pplugin", "-Wignore", f"--confcutdir={pytester.path}")
+    result = pytester.runpytest_subprocess(*options, "--rerun-processes")
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(["*1 rerun in*"])
+
+
 def test_many_failures_are_not_run_again(pytester: pytest.Pytester) -> None:
     many = [ONCE.replace("once", f"once_{number}") for number in range(9)]
     result = run(pytester, *many)
