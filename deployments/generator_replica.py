@@ -51,7 +51,7 @@ from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.admission.admission import Admission, AdmissionLimits
 from deployments.generator.admission.engine_run import EngineRun
-from deployments.generator.admission.run_estimate import Permit
+from deployments.generator.admission.permit import Permit
 from deployments.generator.context_length import fit_length, prompt_field
 from deployments.generator.description import describe_model
 from deployments.generator.fingerprint import content_digest, model_folder, system_fingerprint

@@ -156,7 +156,7 @@ def describe_kernels() -> Iterator[tuple[str, str]]:
     from deployments.compute.cpu.jit.kernel_program import can_run
     from deployments.compute.cpu.jit.openmp import find_parallel
     from deployments.compute.cpu.linear.quantized_linear import quantization_obstacle
-    from deployments.compute.cpu.linear.small_batch_kernel import find_arithmetic
+    from deployments.compute.cpu.linear.tiling import find_arithmetic
 
     has_threads = find_parallel() is not None
     yield "bfloat16", "fast" if has_bfloat16() else "slow; dtype auto takes float32 instead"

@@ -25,7 +25,7 @@ import httpx
 from deployments.contract.generation import GenerationRequest, Request
 from deployments.contract.output import FinishReason, TextDelta
 from deployments.engine.scheduling.sequence import SequenceRequest
-from deployments.generator.admission.run_estimate import Permit
+from deployments.generator.admission.permit import Permit
 from deployments.generator.text_engine import Take
 from deployments.generator_replica import GeneratorReplica
 from serve_app.backends.replicas.backend import Backend

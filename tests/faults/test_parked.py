@@ -10,7 +10,7 @@ import pytest
 
 from deployments.contract.claims import Claim
 from deployments.generator.admission import engine_run
-from deployments.generator.admission.run_estimate import Permit
+from deployments.generator.admission.permit import Permit
 from deployments.generator_replica import GeneratorReplica
 from serve_app.backends.streams.parking import ParkedPlace, ParkingLot
 from serve_app.config import AppConfig

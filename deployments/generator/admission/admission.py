@@ -32,7 +32,8 @@ from deployments.contract.claims import PRIORITY_AGING_S, Claim, FairShares, Ten
 from deployments.contract.errors import InvalidRequestError, OverloadedError, OverloadReason
 from deployments.contract.generation import GenerationRequest, RequestGroup
 from deployments.generator.admission.engine_feed import EngineFeed
-from deployments.generator.admission.run_estimate import Permit, Run, RunEstimate
+from deployments.generator.admission.permit import Permit, Run
+from deployments.generator.admission.run_estimate import RunEstimate
 from deployments.plan.kv_layout import KVLayout
 from deployments.plan.replica_report import Waits
 from deployments.replica.retry_after import RetryEstimator

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
-from deployments.generator.admission.run_estimate import Permit, Run, RunEstimate
+from deployments.generator.admission.permit import Permit, Run
+from deployments.generator.admission.run_estimate import RunEstimate
 
 NUM_AHEAD: Final = 2
 """Enough for the engine to begin with one in the step after another's end. Each may go before a

@@ -31,7 +31,7 @@ PARKED: Final = TextDelta((), "", FinishReason.PARKED)
 
 
 class EngineRun:
-    """A sequence that an engine runs whenever it has its turn; see `run_estimate.Run`."""
+    """A sequence that an engine runs whenever it has its turn; see `permit.Run`."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ from transformers import (
 from deployments.compute import graph_programs
 from deployments.compute.cpu.jit.kernel_program import can_run
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
-from deployments.compute.cpu.linear.small_batch_kernel import find_arithmetic
+from deployments.compute.cpu.linear.tiling import find_arithmetic
 from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits

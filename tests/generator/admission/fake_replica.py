@@ -10,7 +10,7 @@ from deployments.generator.admission.admission import Admission, AdmissionLimits
 from deployments.plan.kv_layout import KVLayout
 
 if TYPE_CHECKING:
-    from deployments.generator.admission.run_estimate import Permit
+    from deployments.generator.admission.permit import Permit
 
 LAYOUT = KVLayout(capacities=(100,), num_blocks=(10,), block_size=10)
 

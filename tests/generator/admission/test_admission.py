@@ -11,7 +11,7 @@ from deployments.contract.errors import InvalidRequestError, OverloadedError, Ov
 from deployments.contract.generation import GenerationRequest, RequestGroup
 from deployments.contract.sampling_params import SamplingParams
 from deployments.generator.admission.admission import Admission, AdmissionLimits
-from deployments.generator.admission.run_estimate import Permit
+from deployments.generator.admission.permit import Permit
 from deployments.plan.kv_layout import KVLayout
 from tests.hand_clock import HandClock
 from tests.stopped_clock import settle

@@ -6,7 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deployments.generator.admission.run_estimate import Permit, RunEstimate
+from deployments.generator.admission.permit import Permit
+from deployments.generator.admission.run_estimate import RunEstimate
 from deployments.plan.kv_layout import KVLayout
 
 LAYOUT = KVLayout(capacities=(12, 4), num_blocks=(8, 5), block_size=2)

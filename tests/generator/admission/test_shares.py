@@ -21,7 +21,7 @@ from tests.generator.admission.fake_replica import Replica
 from tests.serve_app.local_replica import local_generator
 
 if TYPE_CHECKING:
-    from deployments.generator.admission.run_estimate import Permit
+    from deployments.generator.admission.permit import Permit
 
 
 def test_the_tenant_that_got_least_is_next() -> None:

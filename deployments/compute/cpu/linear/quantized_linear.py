@@ -20,13 +20,11 @@ from deployments.compute.cpu.jit.openmp import find_parallel
 from deployments.compute.cpu.linear.packed_layout import BLOCK
 from deployments.compute.cpu.linear.packed_linear import PackedLinear
 from deployments.compute.cpu.linear.small_batch_kernel import (
-    UNROLLED,
-    Arithmetic,
     SmallBatchKernel,
-    find_arithmetic,
     make_quantized_kernel,
 )
 from deployments.compute.cpu.linear.small_batch_linear import quantized_linear
+from deployments.compute.cpu.linear.tiling import UNROLLED, Arithmetic, find_arithmetic
 from deployments.compute.host_memory import use_huge_pages
 from deployments.plan.model_shape import SCALED_INPUTS
 from deployments.plan.processor import features

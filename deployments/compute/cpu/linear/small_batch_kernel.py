@@ -24,19 +24,16 @@ meanwhile. A wide tile is the only one, so that no element goes through memory.
 Source: https://llvm.org/docs/LangRef.html
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import islice, product
 
-import numpy as np
 import torch
 from llvmlite import ir
 
 from deployments.compute.cpu.jit.machine_code import MachineCode
 from deployments.compute.cpu.jit.vector_builder import (
-    BFLOAT,
-    F32,
     I32,
     I64,
     POINTER,
@@ -44,26 +41,20 @@ from deployments.compute.cpu.jit.vector_builder import (
     VectorBuilder,
 )
 from deployments.compute.cpu.linear.packed_layout import BLOCK
+from deployments.compute.cpu.linear.tiling import (
+    CACHE_LINE,
+    GROUP_ROWS,
+    MAX_GROUP_ROWS,
+    UNPACKED_BYTES,
+    UNROLLED,
+    WORD_BYTES,
+    Arithmetic,
+    Tiling,
+    find_arithmetic,
+)
+from deployments.compute.cpu.linear.unpacking import unpack
 from deployments.plan.model_shape import SCALED_INPUTS
 from deployments.plan.processor import features, has_bfloat16
-
-WORD_BYTES = BLOCK * 4
-"""Bytes of the weights of a word of inputs, for all columns of a block."""
-
-UNROLLED = 4
-"""Words of inputs in one turn of a tile's loop."""
-
-GROUP_ROWS = 64
-"""Rows that a thread computes at a time where blocks of columns are too few for all threads."""
-
-MAX_GROUP_ROWS = 2 * GROUP_ROWS
-"""A group has fewer rows than this where a layer is computed in parts."""
-
-CACHE_LINE = 64
-
-UNPACKED_BYTES = 64 * 2**10
-"""Most bytes of a strip's elements that are used for all rows before the next ones. They stay in an
-L2 cache; parts that fit into an L1 cache were no faster, as their sums wait in memory."""
 
 ARGUMENTS = (
     *("rows", "row_bytes", "weights", "scales", "num_turns", "part_turns", "num_parts"),
@@ -84,152 +75,6 @@ TILE_ARGUMENTS = {
 """A tile's arguments: it adds products to the sums at `start`, and fetches what is at `next`,
 unless it is wide. Only tiles of quantized weights read `scales`; the first of a strip stores what
 it unpacks at `elements`, where the others find their weights."""
-
-
-def _bfloat16_bits(integers: Iterable[int]) -> tuple[int, ...]:
-    return tuple(int(np.float32(each).view(np.uint32)) >> 16 for each in integers)
-
-
-BFLOAT16_INTEGERS = _bfloat16_bits(range(128))
-"""The bits of the bfloat16 of 0 to 127."""
-
-BFLOAT16_NEGATIVES = _bfloat16_bits(range(-8, 0))
-"""The bits of the bfloat16 of -8 to -1."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arithmetic:
-    """How a processor multiplies the elements of one type.
-
-    Attributes:
-        is_bfloat16: Whether elements are bfloat16; otherwise they are float32.
-        lanes: Sums, or columns, in one vector.
-        max_tile_rows: Rows of a tile: their sums, and their addresses, must stay in registers. Only
-            15 registers can hold an address: tiles of 12 rows took 1.5 times as long.
-        max_wide_rows: The most rows of a wide tile.
-        products_per_us: Products that one thread computes in a microsecond, unless it waits for the
-            weights.
-        weight_bits: Bits of a quantized weight, 4 or 8; None if weights are elements.
-        has_vbmi: Whether there is AVX512_VBMI, which looks up bytes.
-    """
-
-    is_bfloat16: bool
-    lanes: int
-    max_tile_rows: int
-    max_wide_rows: int
-    products_per_us: int
-    weight_bits: int | None = None
-    has_vbmi: bool = False
-
-    @property
-    def looks_up_bytes(self) -> bool:
-        """Whether the bytes of each element are looked up by the integer's size."""
-        return self.is_bfloat16 and self.weight_bits == 8 and self.has_vbmi
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an element."""
-        return 2 if self.is_bfloat16 else 4
-
-    @property
-    def fetched_ahead(self) -> int:
-        """Bytes between the weights that a wide tile uses and those that it fetches.
-
-        Six rows of bfloat16 took a tenth longer with 2048, and one row of int4 with 1024.
-        """
-        return 1024 if self.weight_bits is None else 4096
-
-    @property
-    def turn_inputs(self) -> int:
-        """Inputs of a turn."""
-        return UNROLLED * self.word_inputs
-
-    @property
-    def turn_bytes(self) -> int:
-        """Bytes of the weights of a turn, in memory."""
-        return UNROLLED * WORD_BYTES * (self.weight_bits or self.element_bits) // self.element_bits
-
-    @property
-    def element_bits(self) -> int:
-        """Bits of an element."""
-        return 8 * self.itemsize
-
-    @property
-    def elements(self) -> int:
-        """Elements of a vector."""
-        return 32 * self.lanes // self.element_bits
-
-    @property
-    def packed_vectors(self) -> int:
-        """Vectors of elements that one vector of quantized weights unpacks to."""
-        return 1 if self.weight_bits is None else self.element_bits // self.weight_bits
-
-    @property
-    def word_inputs(self) -> int:
-        """Inputs in a word."""
-        return 4 // self.itemsize
-
-    @property
-    def strip(self) -> int:
-        """Columns of a tile."""
-        return 2 * self.lanes
-
-    @property
-    def num_strips(self) -> int:
-        """Strips of a block."""
-        return BLOCK // self.strip
-
-    @property
-    def strip_turn_bytes(self) -> int:
-        """Bytes of a strip's quantized weights of a turn, which are together in memory."""
-        return self.turn_bytes // self.num_strips
-
-
-AVX512_BF16 = Arithmetic(True, lanes=16, max_tile_rows=8, max_wide_rows=6, products_per_us=200_000)
-AVX512 = Arithmetic(False, lanes=16, max_tile_rows=8, max_wide_rows=6, products_per_us=60_000)
-AVX2 = Arithmetic(False, lanes=8, max_tile_rows=6, max_wide_rows=1, products_per_us=25_000)
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """The division of rows into tiles.
-
-    Attributes:
-        num_tiles: Tiles of a strip. The last one ends with the last row, and may overlap.
-        tile_rows: Rows of each tile; the most that fit if there are `GROUP_ROWS` or more.
-        lines: Cache lines that a tile fetches in a turn.
-        is_wide: Whether the only tile computes all columns of a block, which is one strip then.
-    """
-
-    num_tiles: int
-    tile_rows: int
-    lines: int
-    is_wide: bool
-
-    @classmethod
-    @cache
-    def of(cls, num_rows: int, arithmetic: Arithmetic) -> "Tiling":
-        """Return the tiling with the fewest tiles."""
-        num_tiles = -(-num_rows // arithmetic.max_tile_rows)
-        turn_lines = arithmetic.turn_bytes // CACHE_LINE
-        is_wide = num_rows <= arithmetic.max_wide_rows
-        num_strips = 1 if is_wide else arithmetic.num_strips
-        lines = -(-turn_lines // (num_tiles * num_strips))
-        return cls(num_tiles, -(-num_rows // num_tiles), lines, is_wide)
-
-    def name(self, *, is_last: bool, unpacks: bool) -> str:
-        """Return the name of a function that computes such a tile.
-
-        A wide tile has only one, as it computes all inputs at once and reads each weight only once.
-
-        Args:
-            is_last: Whether it writes the output; otherwise it leaves the sums in memory.
-            unpacks: Whether it unpacks quantized weights; otherwise it finds elements.
-        """
-        name = f"tile_{self.tile_rows}_{self.lines}"
-        if self.is_wide:
-            return name
-        return name + ("" if is_last else "_sums") + ("_unpacking" if unpacks else "")
 
 
 class SmallBatchKernel:
@@ -282,20 +127,6 @@ def make_quantized_kernel(dtype: torch.dtype, weight_bits: int) -> SmallBatchKer
 @cache
 def _compiled(arithmetic: Arithmetic) -> SmallBatchKernel:
     return SmallBatchKernel(arithmetic)
-
-
-def find_arithmetic(found: Mapping[str, bool], *, is_bfloat16: bool) -> Arithmetic | None:
-    """Return how a processor with these features multiplies, as far as the kernel knows.
-
-    In bfloat16 it needs AVX512_BF16, and leaves a processor with AMX to oneDNN, which uses its
-    matrix units.
-    """
-    if is_bfloat16:
-        has_dot = found.get("avx512bf16") and not found.get("amx-bf16")
-        return AVX512_BF16 if has_dot else None
-    if found.get("avx512f"):
-        return AVX512
-    return AVX2 if found.get("avx2") and found.get("fma") else None
 
 
 def emit_kernel(arithmetic: Arithmetic) -> str:
@@ -408,7 +239,7 @@ def _emit_turns(
         for line in range(tiling.lines):
             v.prefetch(v.offset(next_at, line * CACHE_LINE))
         strips = [
-            _unpack(v, arithmetic, weights_at, strip * arithmetic.strip_turn_bytes)
+            unpack(v, arithmetic, weights_at, strip * arithmetic.strip_turn_bytes)
             for strip in range(arithmetic.num_strips if tiling.is_wide else 1)
         ]
         for word in range(UNROLLED):
@@ -549,56 +380,3 @@ def _emit_unit(
                         POINTER(None) if unpacked is None else unpacked,
                     ),
                 )
-
-
-def _unpack(v: VectorBuilder, arithmetic: Arithmetic, packed: Value, first: int) -> Iterator[Value]:
-    """Emit the elements of a strip's weights of a turn, at `packed + first`, as they are taken."""
-    kind = ir.VectorType(ir.IntType(arithmetic.element_bits), arithmetic.elements)
-    for at in range(first, first + arithmetic.strip_turn_bytes, 4 * arithmetic.lanes):
-        yield from _unpack_vector(v, arithmetic, v.load(kind, packed, at))
-
-
-def _unpack_vector(v: VectorBuilder, arithmetic: Arithmetic, packed: Value) -> Iterator[Value]:
-    """Emit the elements of a vector of signed integers, those in the lowest bits first."""
-    b, kind = v.builder, packed.type
-    bits, width = arithmetic.weight_bits, arithmetic.element_bits
-    assert bits is not None
-
-    def lanes(number: int) -> Value:
-        return ir.Constant(kind, [number] * arithmetic.elements)
-
-    if arithmetic.is_bfloat16 and bits == 4:
-        # The permutation reads 5 bits of each lane, so each element is there twice.
-        table = ir.Constant(kind, [*BFLOAT16_INTEGERS[:8], *BFLOAT16_NEGATIVES] * 2)
-        for low in range(0, width, bits):
-            shifted = b.lshr(packed, lanes(low))
-            yield v.call("llvm.x86.avx512.permvar.hi.512", kind, table, shifted)
-    elif arithmetic.looks_up_bytes:
-        octets = ir.VectorType(ir.IntType(8), 2 * arithmetic.elements)
-        # The permutation reads 7 bits of each byte: all but the sign.
-        signed = b.bitcast(packed, octets)
-        lower, upper = (
-            v.call("llvm.x86.avx512.vpermi2var.qi.512", octets, halves[0], signed, halves[1])
-            for halves in _tables(octets)
-        )
-        upper = b.or_(upper, b.and_(signed, ir.Constant(octets, [0x80] * octets.count)))
-        # One half of each run of 16 bytes: what `vpunpcklbw` reads, then what `vpunpckhbw` does.
-        for half in (0, 8):
-            runs = (range(at + half, at + half + 8) for at in range(0, octets.count, 16))
-            mask = [each for run in runs for at in run for each in (at, octets.count + at)]
-            mixed = b.shuffle_vector(lower, upper, ir.Constant(ir.VectorType(I32, len(mask)), mask))
-            yield b.bitcast(mixed, kind)
-    else:
-        for low in range(0, width, bits):
-            signed = b.ashr(b.shl(packed, lanes(width - bits - low)), lanes(width - bits))
-            floats = b.sitofp(signed, ir.VectorType(F32, arithmetic.elements))
-            if arithmetic.is_bfloat16:
-                floats = b.fptrunc(floats, ir.VectorType(BFLOAT, arithmetic.elements))
-            yield floats
-
-
-def _tables(octets: ir.VectorType) -> Iterator[tuple[Value, Value]]:
-    """Yield the lower and the upper bytes of the bfloat16 of 0 to 127, in two vectors each."""
-    for shift in (0, 8):
-        found = [bits >> shift & 0xFF for bits in BFLOAT16_INTEGERS]
-        yield ir.Constant(octets, found[:64]), ir.Constant(octets, found[64:])

@@ -17,16 +17,18 @@ from deployments.compute.cpu.jit.openmp import find_parallel
 from deployments.compute.cpu.linear.packed_layout import BLOCK, can_read
 from deployments.compute.cpu.linear.small_batch_kernel import (
     ARGUMENTS,
+    SmallBatchKernel,
+    make_kernel,
+    make_quantized_kernel,
+)
+from deployments.compute.cpu.linear.tiling import (
     CACHE_LINE,
     GROUP_ROWS,
     MAX_GROUP_ROWS,
     UNPACKED_BYTES,
     UNROLLED,
     WORD_BYTES,
-    SmallBatchKernel,
     Tiling,
-    make_kernel,
-    make_quantized_kernel,
 )
 from deployments.plan.model_shape import SCALED_INPUTS
 

@@ -13,16 +13,16 @@ from deployments.compute.cpu.linear.quantized_linear import (
     quantization_obstacle,
     quantize,
 )
-from deployments.compute.cpu.linear.small_batch_kernel import (
+from deployments.compute.cpu.linear.small_batch_kernel import make_quantized_kernel
+from deployments.compute.cpu.linear.small_batch_linear import SmallBatchLinear
+from deployments.compute.cpu.linear.tiling import (
     AVX2,
     AVX512,
     AVX512_BF16,
     GROUP_ROWS,
     UNPACKED_BYTES,
     Arithmetic,
-    make_quantized_kernel,
 )
-from deployments.compute.cpu.linear.small_batch_linear import SmallBatchLinear
 from deployments.plan.processor import features
 from tests.compute.cpu.linear.linears import Product
 

@@ -9,21 +9,20 @@ from deployments.compute.cpu.jit.openmp import find_parallel
 from deployments.compute.cpu.linear import small_batch_linear
 from deployments.compute.cpu.linear.packed_layout import BLOCK, can_read
 from deployments.compute.cpu.linear.prepacked_linear import PrepackedLinear, can_prepack
-from deployments.compute.cpu.linear.small_batch_kernel import (
+from deployments.compute.cpu.linear.small_batch_kernel import emit_kernel, make_kernel
+from deployments.compute.cpu.linear.small_batch_linear import (
+    MAX_PART_BYTES,
+    SmallBatchLinear,
+    use_small_batch_linear,
+)
+from deployments.compute.cpu.linear.tiling import (
     AVX2,
     AVX512,
     AVX512_BF16,
     GROUP_ROWS,
     Arithmetic,
     Tiling,
-    emit_kernel,
     find_arithmetic,
-    make_kernel,
-)
-from deployments.compute.cpu.linear.small_batch_linear import (
-    MAX_PART_BYTES,
-    SmallBatchLinear,
-    use_small_batch_linear,
 )
 from deployments.plan.processor import features
 from tests.compute.cpu.linear.linears import Product
