@@ -105,7 +105,7 @@ def test_each_file_that_needs_vllm_runs_once_and_beside_others_only_if_it_starts
     names = [f"tests/vllm_engine/{each.name}" for each in files if "mark.vllm" in each.read_text()]
     assert len(names) > 6
     assert [name for name in names if commands.count(name) != 1] == []
-    (sharing,) = re.findall(r'"(tests/vllm_engine/[^"]*)"', commands)
+    (sharing,) = re.findall(r'confcutdir=tests/vllm_engine (tests/[^"]*)"', commands)
     assert "tests/vllm_engine/test_draws.py" in sharing.split()
     assert "tests/vllm_engine/test_engine.py" not in sharing.split()
 
