@@ -20,8 +20,9 @@ from serve_app.backends.models.serving_states import DeploymentState, ServingSta
 from serve_app.backends.replicas.running_replicas import ReplicaFacts, RunningReplicas
 from serve_app.config import AppConfig
 from serve_app.ingress import AppParts, build_app
+from serve_app.keys.api_keys import KeyRing
 from serve_app.metrics import REJECTIONS, IngressMetrics
-from tests.serve_app.apps import CHAT, AppClient, access_lines, question
+from tests.serve_app.apps import ALICE, BOB, CHAT, AppClient, access_lines, bearer, question, ring
 from tests.serve_app.fakes import FakeBackend, FakeClock, FakeStream
 from tests.serve_app.ingress_numbers import numbers
 
@@ -91,9 +92,10 @@ class Caller(AppClient):
         return await asking
 
 
-@pytest.fixture
-async def client(clock: FakeClock, metrics: IngressMetrics) -> AsyncIterator[Caller]:
-    sleeper = Sleeper()
+def app_of(
+    sleeper: Sleeper, clock: FakeClock, metrics: IngressMetrics, keys: KeyRing | None = None
+) -> FastAPI:
+    """Return an application that serves a sleeper as model `m`."""
     models = [{"id": "m", "source": "nowhere", "max_num_seqs": 1, "max_queued_requests": 1}]
     parts = AppParts(
         AppConfig.model_validate({"models": models}),
@@ -103,8 +105,15 @@ async def client(clock: FakeClock, metrics: IngressMetrics) -> AsyncIterator[Cal
         describe_files=sleeper.describe_files,
         ask_states=sleeper.states,
         metrics=metrics,
+        keys=keys,
     )
-    async with Caller(build_app(parts), sleeper) as client:
+    return build_app(parts)
+
+
+@pytest.fixture
+async def client(clock: FakeClock, metrics: IngressMetrics) -> AsyncIterator[Caller]:
+    sleeper = Sleeper()
+    async with Caller(app_of(sleeper, clock, metrics), sleeper) as client:
         yield client
 
 
@@ -237,6 +246,48 @@ async def test_requests_beyond_those_that_may_wait_are_refused_at_once(
     client.sleeper.loads.set()
     assert [answer.status_code for answer in await asyncio.gather(*held)] == [200, 200]
     assert (await client.post(CHAT, json=question(stream=True))).status_code == 200
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_200_clients_of_a_key_leave_another_key_its_place_while_the_model_loads(
+    clock: FakeClock, metrics: IngressMetrics, is_streamed: bool
+) -> None:
+    sleeper = Sleeper()
+
+    async def ask(secret: str) -> httpx.Response:
+        return await caller.post(CHAT, json=question(stream=is_streamed), headers=bearer(secret))
+
+    async with Caller(app_of(sleeper, clock, metrics, ring()), sleeper) as caller:
+        crowd = [asyncio.ensure_future(ask(ALICE)) for _ in range(200)]
+        await waiting(sleeper, MAX_NUM_HELD)
+        other = asyncio.ensure_future(ask(BOB))
+        await asyncio.wait(crowd, return_when=asyncio.FIRST_COMPLETED)
+        async with asyncio.timeout(30):
+            while numbers(metrics, REJECTIONS) != {("m", "loading"): 199}:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await waiting(sleeper, MAX_NUM_HELD)
+        sleeper.loads.set()
+        answers = await asyncio.gather(*crowd)
+        assert "Hello" in (await other).text
+    # A stream that has waited has begun, so its refusal is an event.
+    refused = [each for each in answers if "is being loaded, and 2 sequences wait" in each.text]
+    assert len(refused) == 199
+    assert sum(each.status_code == 503 for each in refused) == (198 if is_streamed else 199)
+
+
+async def test_a_client_that_leaves_just_as_its_stream_is_accepted_leaves_no_stream_open(
+    client: Caller,
+) -> None:
+    asking = asyncio.ensure_future(client.post(CHAT, json=question()))
+    await waiting(client.sleeper, 1)
+    client.sleeper.loads.set()
+    async with asyncio.timeout(30):
+        while not client.sleeper.streams:  # noqa: ASYNC110 - the call has its answer now
+            await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    (stream,) = client.sleeper.streams
+    assert stream.closed.is_set()
 
 
 async def test_several_answers_take_several_places(client: Caller) -> None:

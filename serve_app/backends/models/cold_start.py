@@ -10,25 +10,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from deployments.contract.errors import (
-    OverloadedError,
-    OverloadReason,
-    RaystreamError,
-    ReplicaUnavailableError,
-)
+from deployments.contract.claims import Claim
+from deployments.contract.errors import OverloadedError, RaystreamError, ReplicaUnavailableError
 from deployments.contract.generation import GenerationRequest, Request
+from deployments.contract.pooling import PoolingRequest
+from serve_app.backends.models.held_requests import HeldRequests
 from serve_app.backends.models.serving_states import NOT_READY, DeploymentState, ServingState
 from serve_app.backends.models.single_flight import SingleFlight
 from serve_app.backends.replicas.backend import AnswerT, Backend, DescribeRequest, PingRequest
 from serve_app.backends.replicas.replica_errors import NoReplicaError
 from serve_app.backends.replicas.running_replicas import RunningReplicas
-from serve_app.http.request_record import current_record
+from serve_app.http.request_record import claim_of_request, current_record
 from serve_app.http.stream_notices import NOTICE_INTERVAL_S, loading
 
 logger = logging.getLogger(__name__)
-
-RETRY_AFTER_S: Final = 5.0
-"""When to come back after too many requests wait for a replica: by then one may run."""
 
 POLL_INTERVAL_S: Final = 1.0
 """How often a model that loads is looked at again."""
@@ -61,7 +56,7 @@ class ColdStart:
             replicas: Its replicas.
             state: Returns the state of its deployment.
             describe_files: Describes the model without loading it.
-            max_num_held: The most sequences that wait for a replica; further ones are refused.
+            max_num_held: The most sequences that wait for a replica; see `HeldRequests`.
             notice_interval_s: Seconds between two notices to a client.
         """
         self._backend = backend
@@ -69,9 +64,8 @@ class ColdStart:
         self._replicas = replicas
         self._state = state
         self._files = SingleFlight(describe_files)
-        self._max_num_held = max_num_held
+        self._requests = HeldRequests(model_id, max_num_held)
         self._notice_interval_s = notice_interval_s
-        self._num_held = 0
         self._described: Any = None
 
     @property
@@ -86,8 +80,8 @@ class ColdStart:
 
         Raises:
             NoReplicaError: None runs, and none will.
-            OverloadedError: Too many sequences wait for a replica already; or one runs, and has no
-                room.
+            OverloadedError: Too many sequences wait for a replica already, or this one has made
+                room for another; or a replica runs, and has no room.
             RaystreamError: The replica has failed.
         """
         return self._answer(request)
@@ -105,11 +99,11 @@ class ColdStart:
                 return await self._until_taken(request)
 
     async def _until_taken(self, request: Request[AnswerT]) -> AnswerT:
-        """Wait for a replica to take a request, and for room: it is not refused once one runs."""
+        """Wait for a replica to take a request, and for room: none that runs refuses it."""
         if not self.is_cold:
             return await self._backend.send(request)
         await self._require_hope()
-        async with self._held(_num_places(request)):
+        async with self._held(_claim_of(request), _num_places(request)):
             while True:
                 try:
                     return await self._ask(request)
@@ -126,22 +120,30 @@ class ColdStart:
             NoReplicaError: None runs, and none will.
             RaystreamError: The replica has failed.
         """
-        now_s = asyncio.get_running_loop().time
         while True:
             asking = asyncio.ensure_future(self._backend.send(request))
-            late_s = now_s() + PATIENCE_S
             try:
-                while not (await asyncio.wait([asking], timeout=POLL_INTERVAL_S))[0]:
-                    if self.is_cold:
-                        await self._require_hope()
-                        if now_s() >= late_s and not asking.done():
-                            break
-                else:
+                if await self._comes(asking):
                     return asking.result()
-            finally:
-                if not asking.done():
-                    asking.cancel()
-                    await asyncio.wait([asking])
+            except BaseException:
+                await _drop(asking)
+                raise
+            await _drop(asking)
+
+    async def _comes(self, asking: "asyncio.Task[Any]") -> bool:
+        """Return whether a call is answered, before it is to be made again.
+
+        Raises:
+            NoReplicaError: No replica runs, and none will.
+        """
+        now_s = asyncio.get_running_loop().time
+        late_s = now_s() + PATIENCE_S
+        while not (await asyncio.wait([asking], timeout=POLL_INTERVAL_S))[0]:
+            if self.is_cold:
+                await self._require_hope()
+                if now_s() >= late_s and not asking.done():
+                    return False
+        return True
 
     async def _require_hope(self) -> None:
         """Return unless no replica will run: a call to Serve might then wait for ever.
@@ -154,31 +156,20 @@ class ColdStart:
             raise NoReplicaError.of(self._model_id, state.failure)
 
     @asynccontextmanager
-    async def _held(self, num_places: int) -> AsyncIterator[None]:
+    async def _held(self, claim: Claim, num_places: int) -> AsyncIterator[None]:
         """Hold places among the sequences that wait, and tell the client so, during the block.
 
         Raises:
-            OverloadedError: Too many wait already.
+            OverloadedError: Too many wait; see `HeldRequests.holding`.
         """
-        # A request that no other waits before is left to the replica, however large it is.
-        if num_places and self._num_held and self._num_held + num_places > self._max_num_held:
-            raise OverloadedError(
-                f"The model {self._model_id!r} is being loaded, and {self._num_held} sequences "
-                f"wait for it, of {self._max_num_held} that it admits. Try again in "
-                f"{RETRY_AFTER_S:g} s.",
-                None,
-                RETRY_AFTER_S,
-                OverloadReason.LOADING,
-            )
-        self._num_held += num_places
-        began_s = asyncio.get_running_loop().time()
-        self._tell(began_s)
-        telling = asyncio.ensure_future(self._go_on_telling(began_s))
-        try:
-            yield
-        finally:
-            self._num_held -= num_places
-            telling.cancel()
+        async with self._requests.holding(claim, num_places):
+            began_s = asyncio.get_running_loop().time()
+            self._tell(began_s)
+            telling = asyncio.ensure_future(self._go_on_telling(began_s))
+            try:
+                yield
+            finally:
+                telling.cancel()
 
     def _tell(self, began_s: float) -> None:
         """Tell the client how long it has waited."""
@@ -200,7 +191,7 @@ class ColdStart:
         If its files can't be read here, a replica is asked, which wakes it.
         """
         if (await self._state()).serving is ServingState.DOWN:
-            async with self._held(1):
+            async with self._held(_claim_of(request), 1):
                 await self._until_not(ServingState.DOWN)
         # Of the controller and the router, either may be the first to know of a change.
         await self._until_not(ServingState.RUNNING)
@@ -221,6 +212,23 @@ class ColdStart:
         while self.is_cold and now is state:
             await asyncio.sleep(POLL_INTERVAL_S)
             now = (await self._state()).serving
+
+
+async def _drop(asking: "asyncio.Task[Any]") -> None:
+    """Cancel a call, and close the stream that it has brought all the same."""
+    asking.cancel()
+    await asyncio.wait([asking])
+    if asking.cancelled() or asking.exception() is not None:
+        return
+    if callable(close := getattr(asking.result(), "aclose", None)):
+        await close()
+
+
+def _claim_of(request: Request[Any]) -> Claim:
+    """Return what a request claims; one that needs no claim at a replica has its task's."""
+    if isinstance(request, GenerationRequest | PoolingRequest):
+        return request.claim
+    return claim_of_request(None)
 
 
 def _num_places(request: Request[Any]) -> int:
