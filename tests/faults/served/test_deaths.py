@@ -84,16 +84,18 @@ async def test_streams_are_equal_if_a_replica_dies_while_many_are_parked(
 ) -> None:
     await replicas.complete(NUM_REPLICAS)
     places = NUM_REPLICAS * MAX_NUM_SEQS
-    lows = [about(NAMES[i % 4], **SEEDED | {"seed": i}, max_tokens=200) for i in range(places)]
-    highs = lows[: places // 2]
+    # They last for ten seconds at least, so that they run until the better ones have come.
+    lows = [about(NAMES[i % 4], **SEEDED | {"seed": i}, max_tokens=500) for i in range(places)]
+    highs, name = lows[: places // 2], uuid4().hex
     expected = list(await asyncio.gather(*(read(client, body) for body in lows)))
     waiting = [body | {"priority": 5} for body in lows]
-    async with slow_streams(client, waiting, uuid4().hex) as streams:
+    async with slow_streams(client, waiting, f"{name}-low", "held") as streams:
         reading = [asyncio.ensure_future(stream.read_to_end()) for stream in streams]
-        async with slow_streams(client, highs, uuid4().hex) as better:
+        async with slow_streams(client, highs, f"{name}-high", "held") as better:
             reading += [asyncio.ensure_future(stream.read_to_end()) for stream in better]
             await reached(lambda: num_parked(stream.answer for stream in streams) >= places // 4)
             kill(replicas.alive[0])
+            replicas.release(name)
             answers = list(await asyncio.gather(*reading))
     assert_equal(answers, [*expected, *expected[: places // 2]])
     assert any(answer.lost_at for answer in answers)
