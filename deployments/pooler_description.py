@@ -42,6 +42,7 @@ def describe_model(spec: ModelSpec, model: TextModel, max_model_len: int) -> Poo
         is_multi_label=not is_embedder and choose_activation(model.config) != "softmax",
         embedding=_describe_vectors(model) if isinstance(model, Embedder) else None,
         root=spec.root,
+        engine=spec.entry.engine,
     )
 
 

@@ -8,6 +8,9 @@ from deployments.contract.sampling_params import ReasoningTokens, SamplingParams
 Task = Literal["generate", "classify", "embed"]
 """What a model does."""
 
+Engine = Literal["raystream", "vllm"]
+"""What runs a model."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDescription:
@@ -67,6 +70,9 @@ class ModelDescription:
         footprint: What the replica that tells it holds; None from the files of a model that sleeps.
         has_chat_template: Whether it answers messages; a base model only continues texts.
         parent: The id of the model that it is an adapter of; None if it is none.
+        engine: What runs it.
+        is_exact: Whether vLLM only uses kernels with which a sequence's tokens don't depend on what
+            runs beside it. None for raystream's own engine, which has no such choice.
     """
 
     id: str
@@ -85,6 +91,8 @@ class ModelDescription:
     footprint: Footprint | None = None
     has_chat_template: bool = True
     parent: str | None = None
+    engine: Engine = "raystream"
+    is_exact: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +128,7 @@ class PoolerDescription:
         embedding: The vectors of a model that embeds; None if it classifies.
         root: See `ModelDescription`.
         footprint: See `ModelDescription`.
+        engine: See `ModelDescription`.
     """
 
     id: str
@@ -130,3 +139,4 @@ class PoolerDescription:
     embedding: EmbeddingDescription | None = None
     root: str | None = None
     footprint: Footprint | None = None
+    engine: Engine = "raystream"

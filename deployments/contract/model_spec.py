@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from deployments.contract.claims import PRIORITY_AGING_S
-from deployments.contract.descriptions import Task
+from deployments.contract.descriptions import Engine, Task
 from deployments.contract.strict_model import StrictModel
 from deployments.contract.telemetry.tracing import TracingSettings
 from deployments.contract.vllm_args import ENTRY_KEYS, VllmArgs
@@ -25,9 +25,6 @@ MAX_AUTO_SEQS: Final = 256
 
 ONGOING_MARGIN = 64
 """Calls to a model's replica beyond those it admits: probes, and requests about to be refused."""
-
-Engine = Literal["raystream", "vllm"]
-"""What runs a model."""
 
 Auto = Literal["auto"]
 """The value of a setting that is chosen at the start."""

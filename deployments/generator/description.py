@@ -47,4 +47,6 @@ def describe_model(
         root=spec.root,
         default_max_tokens=getattr(generation, "max_new_tokens", None),
         has_chat_template=template.exists,
+        engine=spec.entry.engine,
+        is_exact=spec.entry.exact if spec.entry.engine == "vllm" else None,
     )

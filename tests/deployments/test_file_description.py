@@ -64,7 +64,9 @@ def test_a_kind_of_model_that_only_vllm_knows_is_described_from_its_files(tmp_pa
     (tmp_path / "config.json").write_text(json.dumps(config))
     described = describe_files(spec(str(tmp_path), id="m", engine="vllm", max_model_len="auto"))
     assert described.max_model_len == 77
+    assert (described.engine, described.is_exact) == ("vllm", False)
     own = describe_files(spec(str(PYDOC_CHAT), id="m"))
+    assert (own.engine, own.is_exact) == ("raystream", None)
     assert described.has_chat_template
     assert described.default_sampling == own.default_sampling
     with pytest.raises(UnsupportedModelError):

@@ -7,7 +7,7 @@ from typing import Literal
 from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from deployments.contract.descriptions import ModelDescription, PoolerDescription, Task
+from deployments.contract.descriptions import Engine, ModelDescription, PoolerDescription, Task
 from serve_app.api.requests.context import ApiContext
 from serve_app.backends.models.catalog import ListedModel
 from serve_app.backends.models.serving_states import ServingState
@@ -84,6 +84,16 @@ class ModelCard(BaseModel):
     default_sampling: DefaultSampling | None = Field(
         default=None, description="null unless the model generates, and is known to."
     )
+    engine: Engine | None = Field(
+        default=None, description="What runs it; null until it has been loaded or described."
+    )
+    exact: bool | None = Field(
+        default=None,
+        description="With vLLM: whether a text's tokens don't depend on the texts beside it "
+        "(`exact: true` in the model's entry). Without it a stream that moves to another replica "
+        "loses and doubles no token either, but its rest may differ from what it would have been. "
+        "null for raystream's own engine, and unless the model generates.",
+    )
     footprint: Footprint | None = Field(
         default=None, description="null until a replica has loaded the model."
     )
@@ -158,6 +168,8 @@ def _card(model: ListedModel) -> ModelCard:
         else generator is not None and generator.has_chat_template,
         labels=list(found.labels) or None if isinstance(found, PoolerDescription) else None,
         default_sampling=None if generator is None else _default_sampling(generator),
+        engine=None if found is None else found.engine,
+        exact=None if generator is None else generator.is_exact,
         footprint=None
         if found is None or found.footprint is None
         else Footprint.model_validate(found.footprint),

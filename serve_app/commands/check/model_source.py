@@ -29,8 +29,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils._validators import validate_repo_id
 
-from deployments.contract.descriptions import Task
-from deployments.contract.model_spec import Engine
+from deployments.contract.descriptions import Engine, Task
 from deployments.contract.unsupported_model import (
     UnsupportedModelError,
     pointer_advice,

@@ -2,6 +2,8 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from deployments.contract.descriptions import Footprint
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.api.requests.context import ApiContext
@@ -37,6 +39,8 @@ CARD = {
         "repetition_penalty": 1.0,
         "max_tokens": None,
     },
+    "engine": "raystream",
+    "exact": None,
     "footprint": None,
 }
 
@@ -89,6 +93,15 @@ async def test_a_model_tells_its_size_its_device_and_its_defaults(client: Client
         "dtype": "bfloat16",
         "device": "A GPU",
     }
+
+
+@pytest.mark.parametrize("exact", [False, True])
+async def test_a_model_on_vllm_says_whether_its_texts_depend_on_those_beside_them(
+    client: Client, exact: bool
+) -> None:
+    client.backend.description = replace(client.backend.description, engine="vllm", is_exact=exact)
+    card = (await client.get("/v1/models/m")).json()
+    assert (card["engine"], card["exact"]) == ("vllm", exact)
 
 
 async def test_a_model_whose_replicas_do_not_answer_is_listed_as_down(config: AppConfig) -> None:
