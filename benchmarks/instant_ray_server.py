@@ -20,7 +20,7 @@ from deployments.channel.server import ChannelServer
 from deployments.contract.descriptions import ModelDescription
 from deployments.contract.generation import GenerationRequest
 from serve_app.config import AppConfig
-from serve_app.ingress import Ingress
+from serve_app.ingress_replica import Ingress
 
 
 class InstantReplica:

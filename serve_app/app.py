@@ -47,7 +47,7 @@ from serve_app.config import (
     model_id_of,
 )
 from serve_app.gpu_shares import known_shares, resolve_models, to_spec
-from serve_app.ingress import Ingress, listening_host, listening_options
+from serve_app.ingress_replica import Ingress, listening_host, listening_options
 from serve_app.keys.api_keys import ApiKeysError, KeyRing, load_api_keys
 from serve_app.keys.ledger import KeyLedger
 from serve_app.middleware.auth import UnprotectedServerError, require_protection

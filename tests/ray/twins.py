@@ -23,7 +23,7 @@ from deployments.contract.output import TextDelta
 from deployments.replica.model_replica import node_address
 from deployments.text_generator import TextGenerator
 from serve_app.config import ApiKey, AppConfig
-from serve_app.ingress import Ingress
+from serve_app.ingress_replica import Ingress
 from serve_app.keys.api_keys import KeyRing
 from serve_app.keys.ledger import KeyLedger
 from tests.deployments.tiny_folder import spec

@@ -89,7 +89,9 @@ def test_without_an_endpoint_our_code_does_not_import_the_sdk() -> None:
 @pytest.mark.slow
 def test_without_an_endpoint_neither_ingress_nor_replica_imports_the_exporter() -> None:
     # Ray Serve itself imports the SDK.
-    modules, threads = loaded_modules("import serve_app.ingress, deployments.text_generator")
+    modules, threads = loaded_modules(
+        "import serve_app.ingress_replica, deployments.text_generator"
+    )
     assert not [name for name in modules if name.startswith("opentelemetry.exporter.otlp")]
     assert not [name for name in threads if name.startswith("Otel")]
 
