@@ -108,7 +108,9 @@ class LightSleeper:
         """Begin to wait for the time to sleep, unless the engine is in use, or that has begun."""
         if self._after_s is None or self._num_users or self._timer is not None or self._is_closed:
             return
-        if self.state is SleepState.AWAKE:
+        # The end of a change watches, too. A timer set before it would go off in an engine that
+        # sleeps.
+        if self.state is SleepState.AWAKE and self._change is None:
             self._timer = asyncio.get_running_loop().call_later(self._after_s, self._look)
 
     def close(self) -> None:

@@ -27,7 +27,16 @@ def require_origin(headers: Headers, allowed: Collection[str]) -> None:
     origin = headers.get("origin")
     if origin is None or ANY_ORIGIN in allowed or origin in allowed:
         return
-    if urlsplit(origin).netloc != headers.get("host"):
+    host = _host_of(origin)
+    if host is None or host != headers.get("host"):
         raise ForeignOriginError(
             "Pages of this origin may not do that. Add it to cors.allowed_origins to allow it."
         )
+
+
+def _host_of(origin: str) -> str | None:
+    """Return the host and port of an origin; None if it is no URL."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None

@@ -144,6 +144,18 @@ async def test_a_request_that_comes_while_it_is_asked_finds_the_engine_awake() -
     await watched.reach(SleepState.ASLEEP)
 
 
+async def test_who_looks_in_while_it_is_asked_lets_it_fall_asleep_only_once() -> None:
+    watched = Watched(3600)
+    watched.may_answer.clear()
+    watched.sleeper._look()
+    await until(lambda: watched.num_asked == 1)
+    watched.sleeper.watch()  # a health check
+    await watched.use()
+    watched.may_answer.set()
+    await watched.reach(SleepState.ASLEEP)
+    assert watched.sleeper._timer is None
+
+
 async def test_one_that_is_closed_while_it_is_asked_stays_awake() -> None:
     watched = Watched()
     watched.may_answer.clear()
