@@ -1,12 +1,13 @@
 import json
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
 
 from benchmarks.serving import rounds
-from benchmarks.serving.rounds import NUM_TOKENS, Server, figures, wait_until_idle
+from benchmarks.serving.rounds import NUM_TOKENS, Server, cpu_s, figures, wait_until_idle
 from benchmarks.serving.stream_client import Answer
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -64,6 +65,10 @@ def test_a_server_that_computes_without_requests_stops_the_benchmark(
             monkeypatch.setattr(rounds, "IDLE_DEADLINE_S", 1)
             process.stdin.write(b"\n")
             process.stdin.flush()
+            begun_s, deadline_s = cpu_s(process), time.monotonic() + 60
+            while cpu_s(process) <= begun_s:
+                assert time.monotonic() < deadline_s, "it does not spin"
+                time.sleep(0.01)
             with pytest.raises(RuntimeError, match="still computes"):
                 wait_until_idle(servers)
         finally:

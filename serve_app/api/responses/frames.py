@@ -35,38 +35,59 @@ class Frame:
     generates: bool
 
 
-def read_frame(frame: str | bytes, max_depth: int) -> Frame | None:
+@dataclass(frozen=True, slots=True)
+class Unanswerable:
+    """A client's frame that can't be answered.
+
+    Attributes:
+        stream_id: See `Frame`; None, too, if the frame does not say.
+        error: Why.
+    """
+
+    stream_id: str | None
+    error: InvalidRequestError
+
+
+def read_frame(frame: str | bytes, max_depth: int) -> Frame | Unanswerable | None:
     """Return what a frame asks for; None if it asks for nothing.
 
     Args:
         frame: As the client sent it.
         max_depth: How deep its JSON may be.
-
-    Raises:
-        InvalidRequestError: It can't be answered.
     """
+    stream_id = None
+    try:
+        body = _read_body(frame, max_depth)
+        if isinstance(body.get("type"), str) and body["type"] in NOTICES:
+            return None
+        stream_id = _read_stream_id(body)
+        if body.pop("type", None) != CREATE:
+            raise InvalidRequestError(
+                f"A frame is a JSON object of type {CREATE!r}; no other is answered here.", "type"
+            )
+        generates = body.pop("generate", None)
+        if not isinstance(generates, bool | None):
+            raise InvalidRequestError("Send true or false, or leave it out.", "generate")
+    except InvalidRequestError as error:
+        return Unanswerable(stream_id, error)
+    return Frame(stream_id, body, generates is not False)
+
+
+def _read_body(frame: str | bytes, max_depth: int) -> dict[str, Any]:
     if isinstance(frame, bytes):
         raise InvalidRequestError("The frame is binary. Send JSON in a text frame.")
     body = decode_json(frame.encode(), max_depth)
-    kind = body.pop("type", None) if isinstance(body, dict) else None
-    if isinstance(kind, str) and kind in NOTICES:
-        return None
-    if kind != CREATE:
-        raise InvalidRequestError(
-            f"A frame is a JSON object of type {CREATE!r}; no other is answered here.", "type"
-        )
+    return body if isinstance(body, dict) else {}
+
+
+def _read_stream_id(body: dict[str, Any]) -> str | None:
     stream_id = body.pop("stream_id", None)
-    if stream_id is not None and not (
-        isinstance(stream_id, str) and STREAM_ID.fullmatch(stream_id)
-    ):
-        raise InvalidRequestError(
-            "Send up to 256 letters, digits, underscores, hyphens and dots, or leave it out.",
-            "stream_id",
-        )
-    generates = body.pop("generate", None)
-    if not isinstance(generates, bool | None):
-        raise InvalidRequestError("Send true or false, or leave it out.", "generate")
-    return Frame(stream_id, body, generates is not False)
+    if stream_id is None or (isinstance(stream_id, str) and STREAM_ID.fullmatch(stream_id)):
+        return stream_id
+    raise InvalidRequestError(
+        "Send up to 256 letters, digits, underscores, hyphens and dots, or leave it out.",
+        "stream_id",
+    )
 
 
 class Events:

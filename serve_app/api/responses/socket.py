@@ -36,6 +36,7 @@ from deployments.contract.errors import (
 from serve_app.api.responses.frames import (
     Events,
     Frame,
+    Unanswerable,
     encoded,
     error_event,
     of_stream,
@@ -97,9 +98,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A frame that waits: what it asks for, or why it can't be answered, and its size."""
+    """A frame that waits, and its size."""
 
-    asked: Frame | RaystreamError
+    asked: Frame | Unanswerable
     num_bytes: int
 
 
@@ -197,15 +198,11 @@ class ResponseSocket:
                 return
 
     def _put(self, text: str | bytes, tasks: asyncio.TaskGroup) -> None:
-        """Let a frame wait for its turn in its stream; one that can't be read is of none."""
-        asked: Frame | RaystreamError | None
-        try:
-            asked = read_frame(text, self._limits.max_json_depth)
-        except RaystreamError as error:
-            asked = error
+        """Let a frame wait for its turn in its stream."""
+        asked = read_frame(text, self._limits.max_json_depth)
         if asked is None:
             return
-        stream_id = asked.stream_id if isinstance(asked, Frame) else None
+        stream_id = asked.stream_id
         if stream_id not in self._streams:
             self._streams[stream_id] = deque()
             tasks.create_task(self._answer(stream_id))
@@ -227,9 +224,9 @@ class ResponseSocket:
         del self._streams[stream_id]
         self._changed.set()
 
-    async def _take(self, asked: Frame | RaystreamError) -> None:
-        if isinstance(asked, RaystreamError):
-            await self.tell(asked, None)
+    async def _take(self, asked: Frame | Unanswerable) -> None:
+        if isinstance(asked, Unanswerable):
+            await self.tell(asked.error, asked.stream_id)
             return
         try:
             turn = self._turn(asked)

@@ -276,7 +276,12 @@ async def test_a_new_stream_continues_the_last_response_of_another(
 
 async def test_what_a_stream_is_refused_names_it(app: FastAPI) -> None:
     async with AsgiSocket(app) as socket:
-        for fields in ({"temperature": 9}, {"previous_response_id": "resp_nowhere"}):
+        for fields in (
+            {"temperature": 9},
+            {"previous_response_id": "resp_nowhere"},
+            {"generate": 1},
+            {"type": "response.cancel"},
+        ):
             event = await socket.refused(input="hi", stream_id="main", **fields)
             assert (event["status"], event["stream_id"]) == (400, "main")
 

@@ -1,3 +1,4 @@
+import asyncio
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -18,8 +19,9 @@ from serve_app.backends.models.serve_scaling import (
     scaling_in,
 )
 from serve_app.backends.replicas.running_replicas import RunningReplicas
-from tests.deadline import until
+from tests.deadline import DEADLINE_S
 from tests.failing import failing
+from tests.stopped_clock import Clock
 
 PINNED = OperatorWish(is_pinned=True)
 
@@ -101,22 +103,26 @@ async def test_a_controller_that_is_silent_has_changed_nothing(
 @pytest.mark.in_time
 @pytest.mark.parametrize("action", ["pin", "release"])
 async def test_a_store_that_is_silent_may_have_changed_something(
-    monkeypatch: pytest.MonkeyPatch, action: str
+    monkeypatch: pytest.MonkeyPatch, advance: Clock, action: str
 ) -> None:
-    may_write, written = threading.Event(), list[bytes]()
+    begun, may_write, written = (threading.Event() for _ in range(3))
 
-    def write(key: bytes, *_: object, **__: object) -> None:
+    def write(*_: object, **__: object) -> None:
+        begun.set()
         may_write.wait()
-        written.append(key)
+        written.set()
 
-    monkeypatch.setattr(serve_scaling, "TIMEOUT_S", 0.001)
     monkeypatch.setattr(serve_scaling, "_internal_kv_put", write)
     monkeypatch.setattr(serve_scaling, "_internal_kv_del", write)
     asked = scaling(monkeypatch, application(a=scaled(0)))
+    acting = asyncio.ensure_future(getattr(asked, action)("a"))
     try:
+        assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+        advance(serve_scaling.TIMEOUT_S)
         with pytest.raises(ReplicaUnavailableError) as raised:
-            await getattr(asked, action)("a")
-        assert (raised.value.message, written) == (MAY_CHANGE, [])
+            await acting
+        assert raised.value.message == MAY_CHANGE
+        assert not written.is_set()
     finally:
         may_write.set()
-    await until(lambda: written)
+    assert await asyncio.to_thread(written.wait, DEADLINE_S)
