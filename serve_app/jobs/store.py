@@ -190,8 +190,13 @@ class Store:
                 )
         self._node_until_s = now_s + NODE_LEASE_S
         new = self.folder / f"node.{secrets.token_hex(4)}"
-        new.write_text(json.dumps({"node": self._node, "until_s": self._node_until_s}))
-        new.replace(sign)
+        try:
+            new.write_text(json.dumps({"node": self._node, "until_s": self._node_until_s}))
+            new.replace(sign)
+        except OSError:
+            # A full disk takes the name of a file, and not what is in it.
+            new.unlink(missing_ok=True)
+            raise
 
     def _unavailable(self, reason: str) -> JobsUnavailableError:
         if reason != self._reason:

@@ -16,7 +16,7 @@ from deployments.contract.errors import JobsUnavailableError
 from serve_app.config import JobsConfig
 from serve_app.jobs import database
 from serve_app.jobs.files import Files, StoredFile
-from serve_app.jobs.store import NODE_LEASE_S, Store
+from serve_app.jobs.store import NODE_LEASE_S, NODE_RENEWAL_S, Store
 
 LARGE = b"x" * 2**20
 
@@ -311,6 +311,21 @@ async def test_another_node_is_kept_out_until_the_first_has_been_silent(folder: 
         await first.read(count)
     await first.close()
     await second.close()
+
+
+async def test_a_sign_that_a_full_disk_refuses_leaves_no_file(folder: Path) -> None:
+    time = Time()
+    store = Store(folder, time, "this node")
+    await store.read(count)
+    files = {path.name for path in store.folder.iterdir()}
+    with no_file_grows_beyond(0):
+        for _ in range(3):
+            time.now_s += NODE_RENEWAL_S
+            with pytest.raises(JobsUnavailableError, match="File too large"):
+                await store.read(count)
+    assert {path.name for path in store.folder.iterdir()} <= files
+    assert await store.read(count) == 0
+    await store.close()
 
 
 async def test_an_error_of_the_caller_undoes_what_it_wrote(store: Store) -> None:
