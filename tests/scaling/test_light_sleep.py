@@ -58,6 +58,16 @@ async def in_state(client: httpx.AsyncClient, state: str, num_sleeps: int) -> di
             await asyncio.sleep(0.05)
 
 
+async def told_asleep(client: httpx.AsyncClient) -> None:
+    """Wait until the list of models calls the only one asleep, as what operators see does."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            (listed,) = (await client.get("/v1/models")).json()["data"]
+            if listed["state"] == (await shown(client)).model["state"] == "asleep":
+                return
+            await asyncio.sleep(0.05)
+
+
 @pytest.mark.usefixtures("lightly")
 async def test_a_model_sleeps_lightly_and_wakes_in_the_same_process_and_a_pin_keeps_it_awake(
     client: httpx.AsyncClient, replicas: Replicas
@@ -65,6 +75,7 @@ async def test_a_model_sleeps_lightly_and_wakes_in_the_same_process_and_a_pin_ke
     before = await read(client, BODY)
     (process,) = replicas.alive
     asleep = await in_state(client, "asleep", 1)
+    await told_asleep(client)
     after = await read(client, BODY)
     assert after.is_whole
     assert_equal([after], [before])

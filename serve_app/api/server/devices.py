@@ -233,7 +233,8 @@ class Model(Figures):
     object: Literal["model.devices"] = "model.devices"
     task: Task
     state: ServingState = Field(
-        description="`asleep`: no replica runs and none is wanted; a request starts one."
+        description="`asleep`: nobody uses it, and a request wakes it: no replica runs and none is "
+        "wanted, or all that answer sleep lightly."
     )
     pinned: bool = Field(description="Whether an operator keeps a replica running, used or not.")
     going_to_sleep: bool = Field(
@@ -272,7 +273,7 @@ class Model(Figures):
         return cls(
             id=model.id,
             task=model.task,
-            state=model.state.serving,
+            state=model.serving,
             pinned=model.state.is_pinned,
             going_to_sleep=model.state.is_going_to_sleep,
             status=model.state.status,

@@ -1,7 +1,8 @@
 """`GET /v1/models` and `GET /v1/models/{id}`: the configured models, with their states."""
 
+import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
 from fastapi import APIRouter, HTTPException
@@ -60,11 +61,11 @@ class ModelCard(BaseModel):
     )
     task: Task
     state: ServingState = Field(
-        description="`running`: a replica answers. `asleep`: none runs because nobody uses the "
-        "model; a request starts one. `scaling`: the first replica starts because of a request, or "
-        "the last one stops. `down`: the model loads, or has lost its replicas. `failed`: no "
-        "replica starts before another deploy. Only a request to a failed model is refused; "
-        "others wait."
+        description="`running`: a replica answers. `asleep`: nobody uses the model, and a request "
+        "wakes it: no replica runs, or all sleep lightly. `scaling`: the first replica starts "
+        "because of a request, or the last one stops. `down`: the model loads, or has lost its "
+        "replicas. `failed`: no replica starts before another deploy. Only a request to a failed "
+        "model is refused; others wait."
     )
     pinned: bool = Field(
         default=False, description="Whether an operator keeps a replica running, used or not."
@@ -111,6 +112,7 @@ class ModelsApi:
 
     def __init__(self, context: ApiContext) -> None:
         self._catalog = context.catalog
+        self._devices = context.devices
 
     def router(self) -> APIRouter:
         """Return the surface's routes."""
@@ -129,25 +131,30 @@ class ModelsApi:
 
     async def list_models(self) -> ModelList:
         """List the models of the configuration, each with its state; wait for none that loads."""
-        return ModelList(data=list(_cards(await self._catalog.listed())))
+        models, light_sleepers = await asyncio.gather(
+            self._catalog.listed(), self._devices.light_sleepers()
+        )
+        return ModelList(data=list(_cards(models, light_sleepers)))
 
     async def retrieve(self, model_id: str) -> ModelCard:
         """Show one model. A 503 says why it can't be served."""
         if not model_id.strip("/"):
             raise HTTPException(404)  # /v1/models/ is a slip for /v1/models
-        return _card(await self._catalog.require(model_id))
+        model = await self._catalog.require(model_id)
+        return _card(model, await self._devices.light_sleepers())
 
 
-def _cards(models: Sequence[ListedModel]) -> Iterator[ModelCard]:
+def _cards(models: Sequence[ListedModel], light_sleepers: Collection[str]) -> Iterator[ModelCard]:
     """Yield each model's card; one that can't be made leaves the others in the list."""
     for model in models:
         try:
-            yield _card(model)
+            yield _card(model, light_sleepers)
         except ValidationError as error:
             logger.error("%s is left out of /v1/models: %r", model.id, error.errors())
 
 
-def _card(model: ListedModel) -> ModelCard:
+def _card(model: ListedModel, light_sleepers: Collection[str]) -> ModelCard:
+    sleeps_lightly = model.state is ServingState.RUNNING and model.id in light_sleepers
     found = None if model.served is None else model.served.description
     generator = found if isinstance(found, ModelDescription) else None
     return ModelCard(
@@ -156,7 +163,7 @@ def _card(model: ListedModel) -> ModelCard:
         root=model.id if found is None else found.root or model.id,
         parent=None if generator is None else generator.parent,
         task=model.task,
-        state=model.state,
+        state=ServingState.ASLEEP if sleeps_lightly else model.state,
         pinned=model.is_pinned,
         failure=model.failure,
         max_model_len=None if found is None else found.max_model_len,

@@ -13,6 +13,7 @@ from typing import Final
 from deployments.contract.descriptions import Task
 from deployments.contract.model_spec import ModelConfig
 from deployments.contract.telemetry.start_progress import StartReport
+from deployments.plan.replica_report import SleepState
 from serve_app.backends.models.serving_states import (
     NOT_READY,
     DeploymentState,
@@ -72,6 +73,20 @@ class ModelDevices:
     adapter_ids: tuple[str, ...] = ()
 
     @property
+    def sleeps_lightly(self) -> bool:
+        """Whether replicas run, and none that answers holds the model's weights."""
+        sleeps = [each.light_sleep for each in self.replicas.reports]
+        return bool(sleeps) and all(
+            each is not None and each.state is SleepState.ASLEEP for each in sleeps
+        )
+
+    @property
+    def serving(self) -> ServingState:
+        """The state, where a model that sleeps lightly is asleep, too."""
+        is_running = self.state.serving is ServingState.RUNNING
+        return ServingState.ASLEEP if is_running and self.sleeps_lightly else self.state.serving
+
+    @property
     def failure(self) -> str | None:
         """Why the latest deploy has failed, or does not apply as a whole; None if it has not."""
         refused = (each.refused_user_config for each in self.replicas.reports)
@@ -108,6 +123,12 @@ class Devices:
     async def latest(self) -> tuple[ModelDevices, ...]:
         """Return each model with its replicas, as they were at most a second ago."""
         return await self._reports.result()
+
+    async def light_sleepers(self) -> frozenset[str]:
+        """Return the ids of the models that sleep lightly; ask no replica if none ever does."""
+        if all(model.light_sleep_after_s is None for model in self._models):
+            return frozenset()
+        return frozenset(each.id for each in await self.latest() if each.sleeps_lightly)
 
     async def failure(self) -> str | None:
         """Return why the latest deploy has failed, of the file or of some models; None if not."""

@@ -27,7 +27,11 @@ class ServingState(StrEnum):
     """A replica runs."""
 
     ASLEEP = auto()
-    """No replica runs, and none is wanted: nobody uses the model. A request wakes it."""
+    """No replica runs, and none is wanted: nobody uses the model. A request wakes it.
+
+    Clients are told the same of a model whose replicas all sleep lightly, which the controller does
+    not know (`ModelDevices.serving`).
+    """
 
     SCALING = auto()
     """No replica runs: the first one starts because of a load, or the last one stops."""

@@ -249,6 +249,10 @@ const Keys = ({ keys }) => html`
     <p class="detail">Tokens of prompts and answers together, on average over the same time.</p>
   </section>`;
 
+/** @returns {string} A replica's state, and whether it sleeps lightly. */
+const stateOf = ({ state, light_sleep: sleep }) =>
+  [state, ...(sleep && sleep.state !== "awake" ? [sleep.state.replace("_", " ")] : [])].join(", ");
+
 const Replicas = ({ model }) => html`
   <div class="scroll" tabindex="0" role="region" aria-label=${`Replicas of ${model.id}`}>
     <table>
@@ -263,7 +267,7 @@ const Replicas = ({ model }) => html`
         ${model.replicas.map((replica) => html`
           <tr key=${replica.replica_id}>
             <td><code>${replica.replica_id}</code></td>
-            <td class=${`state ${replica.state}`}>${STATES[replica.state] ?? "■"} ${replica.state}</td>
+            <td class=${`state ${replica.state}`}>${STATES[replica.state] ?? "■"} ${stateOf(replica)}</td>
             <td>${replica.device}</td>
             <td class="amount">${replica.work.num_running} of ${replica.plan.max_num_seqs}</td>
             <td class="amount">${replica.work.num_waiting}${reasonsOf(replica.work.waits)}</td>

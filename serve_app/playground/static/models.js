@@ -114,17 +114,17 @@ export const ModelFacts = ({ model, onChange }) => html`
   <${Wake} model=${model} onChange=${onChange} />`;
 
 /**
- * Return the smallest request that starts a replica of a model.
+ * Return the smallest request that wakes a model, also from a light sleep, in which it still counts tokens.
  * @param {{id: string, task: string}} model
  */
 export const wakingRequest = ({ id: model, task }) => ({
-  generate: { path: "tokenize", body: { model, prompt: "a" } },
+  generate: { path: "v1/completions", body: { model, prompt: "a", max_tokens: 1 } },
   classify: { path: "v1/classify", body: { model, input: "a" } },
   embed: { path: "v1/embeddings", body: { model, input: "a" } },
 })[task];
 
 /**
- * A button that wakes a model that sleeps. Its request starts a replica and is answered once that runs.
+ * A button that wakes a model that sleeps. Its request is answered once a replica runs and is awake.
  * @param {{model: {id: string, task: string, state: string}, request?: {path: string, body: object},
  *   onChange?: () => void}} props
  */
@@ -186,13 +186,14 @@ export function useLatest(found, foundMs) {
 
 /**
  * Return what an operator may do to a model besides waking it, as pairs of an action and its button's name.
- * @param {ModelState} model
+ * @param {ModelState & {replicas?: object[]}} model
  * @returns {[string, string][]} The button of the pin is the first, so that it keeps the focus when it changes.
  */
-export function actionsOf({ state, pinned, going_to_sleep: isGoing }) {
+export function actionsOf({ state, pinned, going_to_sleep: isGoing, replicas = [] }) {
   if (pinned) return [["unpin", "Unpin"]];
   if (isGoing) return [["pin", "Pin"], ["wake", "Cancel sleep"]];
-  return state === "running" ? [["pin", "Pin"], ["sleep", "Put to sleep"]] : [["pin", "Pin"]];
+  const sleepsLightly = state === "asleep" && replicas.length > 0;
+  return state === "running" || sleepsLightly ? [["pin", "Pin"], ["sleep", "Put to sleep"]] : [["pin", "Pin"]];
 }
 
 /** @param {string} id @param {string} action @returns {{path: string, body: object}} */

@@ -9,10 +9,10 @@ from playwright.async_api import Browser, Route, expect
 
 from deployments.contract.errors import OverloadedError
 from deployments.contract.output import TextDelta
-from deployments.plan.replica_report import ReplicaReport
+from deployments.plan.replica_report import LightSleep, ReplicaReport, SleepState
 from serve_app.backends.models import devices, serving_states
 from serve_app.backends.models.operator_actions import Scaling
-from tests.replica_reports import gpu_report
+from tests.replica_reports import NOW_S, gpu_report
 from tests.serve_app.fakes import HELLO
 from tests.serve_app.playground.served_page import Models, Operated, Page, opened
 
@@ -36,6 +36,27 @@ async def test_a_model_that_sleeps_is_woken_by_a_button(
         # request that any user may send.
         assert sleeper.num_pings == num_pings
         page.check_quiet()
+
+
+async def test_live_tells_which_replicas_sleep_lightly_and_that_their_model_is_asleep(
+    page: Page,
+) -> None:
+    asleep, awake = (LightSleep(state, NOW_S) for state in (SleepState.ASLEEP, SleepState.AWAKE))
+    first, second = gpu_report("r1"), gpu_report("r2")
+    page.models.reports = {
+        "m": (replace(first, light_sleep=asleep), replace(second, light_sleep=awake))
+    }
+    await page.open("live")
+    model = page.page.get_by_role("region", name="m", exact=True)
+    rows = page.page.get_by_role("region", name="Replicas of m").get_by_role("row")
+    await expect(rows.nth(1)).to_contain_text("● healthy, asleep")
+    await expect(rows.nth(2)).not_to_contain_text("awake")
+    await expect(model.locator(".tag")).to_have_text(["generate", "ready"])
+    page.models.reports = {
+        "m": (replace(first, light_sleep=asleep), replace(second, light_sleep=asleep))
+    }
+    await expect(model.locator(".tag")).to_have_text(["generate", "asleep"])
+    await expect(model.get_by_role("button")).to_have_text(["Wake m", "Pin", "Put to sleep"])
 
 
 async def test_an_operator_puts_a_model_to_sleep_and_pins_it(

@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -9,6 +9,7 @@ import pytest
 
 from deployments.contract.telemetry.metric_store import Snapshot
 from deployments.contract.telemetry.start_progress import StartPhase, StartReport
+from deployments.plan.replica_report import LightSleep, ReplicaReport, SleepState
 from serve_app.api.server.devices import num_parked_of
 from serve_app.backends.models import devices
 from serve_app.backends.models.devices import MEMORY_S, DeviceSources
@@ -41,6 +42,7 @@ class Cluster:
     asked: list[tuple[str, bool]] = field(default_factory=list)
     num_starts_read: int = 0
     is_silent: bool = False
+    light_sleep_after_s: float | None = None
 
     async def ask_states(self) -> dict[str, DeploymentState]:
         return self.states
@@ -61,7 +63,7 @@ class Cluster:
         self, keys: KeyRing | None = None, host: str | None = "127.0.0.1"
     ) -> AsyncIterator[httpx.AsyncClient]:
         models = [
-            {"id": "m", "source": "nowhere"},
+            {"id": "m", "source": "nowhere", "light_sleep_after_s": self.light_sleep_after_s},
             {"id": "c", "source": "nowhere", "task": "classify"},
         ]
 
@@ -75,7 +77,7 @@ class Cluster:
         )
         parts = AppParts(
             AppConfig.model_validate({"models": models}),
-            {},
+            {"m": FakeBackend()},
             keys=keys,
             host=host,
             ask_states=self.ask_states,
@@ -154,6 +156,59 @@ async def test_each_model_is_shown_with_its_state_and_its_replicas(cluster: Clus
         ],
     }
     assert (replica["state"], replica["state_unix_s"]) == ("healthy", NOW_S)
+
+
+def in_light_sleep(replica_id: str, state: SleepState) -> ReplicaReport:
+    return replace(gpu_report(replica_id), light_sleep=LightSleep(state, NOW_S))
+
+
+@pytest.mark.parametrize(
+    ("sleeps", "expected"),
+    [
+        ([SleepState.AWAKE], "running"),
+        ([SleepState.FALLING_ASLEEP], "running"),
+        ([SleepState.ASLEEP], "asleep"),
+        ([SleepState.WAKING], "running"),
+        ([SleepState.ASLEEP, SleepState.AWAKE], "running"),
+        ([SleepState.ASLEEP, SleepState.ASLEEP], "asleep"),
+        ([], "running"),
+    ],
+)
+async def test_a_model_is_asleep_while_all_of_its_replicas_sleep_lightly(
+    cluster: Cluster, sleeps: list[SleepState], expected: str
+) -> None:
+    cluster.light_sleep_after_s = 60
+    cluster.states = {"m": DeploymentState(ServingState.RUNNING, "HEALTHY", "", {"RUNNING": 2})}
+    found = tuple(in_light_sleep(str(at), state) for at, state in enumerate(sleeps))
+    cluster.reports = {"m": Reports(found, ("silent",))}
+    async with cluster.client() as client:
+        devices = (await client.get(PATH)).json()["data"][0]
+        (listed,) = (await client.get("/v1/models")).json()["data"]
+        shown = (await client.get("/v1/models/m")).json()
+    assert devices["state"] == listed["state"] == shown["state"] == expected
+    assert [each["light_sleep"]["state"] for each in devices["replicas"]] == sleeps
+
+
+async def test_a_list_of_models_that_never_sleep_lightly_asks_no_replica_how_it_is(
+    cluster: Cluster,
+) -> None:
+    cluster.states = {"m": DeploymentState(ServingState.RUNNING)}
+    async with cluster.client() as client:
+        for path in ("/v1/models", "/v1/models/m"):
+            assert (await client.get(path)).status_code == 200
+    assert cluster.asked == []
+
+
+async def test_a_model_that_has_failed_is_not_called_asleep_for_what_its_last_replica_says(
+    cluster: Cluster,
+) -> None:
+    cluster.light_sleep_after_s = 60
+    cluster.states = {"m": DeploymentState(ServingState.FAILED)}
+    cluster.reports = {"m": Reports((in_light_sleep("r", SleepState.ASLEEP),))}
+    async with cluster.client() as client:
+        assert (await client.get(PATH)).json()["data"][0]["state"] == "failed"
+        (listed,) = (await client.get("/v1/models")).json()["data"]
+    assert listed["state"] == "failed"
 
 
 async def test_what_a_classifier_on_a_cpu_does_not_have_is_null(cluster: Cluster) -> None:

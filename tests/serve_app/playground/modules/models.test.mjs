@@ -55,5 +55,7 @@ test("operators are offered what changes something, and the pin first", () => {
   assert.deepEqual(offered("running", false, false), ["pin", "sleep"]);
   assert.deepEqual(offered("running", false, true), ["pin", "wake"]);
   for (const state of ["asleep", "scaling", "down", "failed"]) assert.deepEqual(offered(state, false, false), ["pin"]);
+  const lightly = { state: "asleep", pinned: false, going_to_sleep: false, replicas: [{}] };
+  assert.deepEqual(actionsOf(lightly).map(([action]) => action), ["pin", "sleep"]);
   for (const state of ["running", "asleep", "scaling"]) assert.deepEqual(offered(state, true, false), ["unpin"]);
 });
