@@ -524,6 +524,6 @@ def _note_begun(sequence: Sequence) -> None:
         return
     sequence.begun_s = time.monotonic()
     if sequence.request.beginning is not None:
-        sequence.request.beginning.num_cached_tokens = sequence.num_cached_tokens
+        sequence.request.beginning.note(sequence.num_cached_tokens)
     if sequence.request.journal is not None:
         sequence.request.journal.note_begun(time.time_ns())

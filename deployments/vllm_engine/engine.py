@@ -14,9 +14,10 @@ while sequences run, each step tells the stat logger.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from vllm import SamplingParams as VllmParams
 from vllm.config import VllmConfig
@@ -36,13 +37,14 @@ from deployments.contract.telemetry.start_progress import StartProgress
 from deployments.contract.unsupported_model import UnsupportedModelError, reason_of
 from deployments.engine.detokenizing.detokenizer import UndecodableError
 from deployments.engine.grammar.matcher import GrammarCompiler
-from deployments.engine.scheduling.sequence import SequenceRequest
+from deployments.engine.scheduling.sequence import Beginning, SequenceRequest
 from deployments.generator.text_engine import AnyEngine, EngineFacts, Take
 from deployments.replica.start_phases import EndPhase
 from deployments.vllm_engine.grammars import envelope, eos_token_ids
 from deployments.vllm_engine.logs import EngineLogs
 from deployments.vllm_engine.moves import hand_over, unsupported
 from deployments.vllm_engine.requests import PROBE, UNDECODABLE, Codec, Deltas
+from deployments.vllm_engine.scheduler import begun_in
 from deployments.vllm_engine.start import start_engine
 from deployments.vllm_engine.watches import LOOK_S, Watch
 
@@ -88,6 +90,9 @@ class VllmEngine(AnyEngine):
         self._on_cpu = on_cpu
         self._counts = _Counts()
         self._readers: set[_Reader] = set()
+        # By vLLM's name. vLLM may begin with a sequence that has just left, so they are kept for as
+        # long as the sequence's run looks at them.
+        self._beginnings: WeakValueDictionary[str, Beginning] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watch = Watch(on_cpu=on_cpu)
         self._is_hung = False
@@ -262,6 +267,8 @@ class VllmEngine(AnyEngine):
             self._on_stats(self.stats)
             return
         reader.request_id = collector.request_id
+        if (beginning := reader.sequence.beginning) is not None:
+            self._beginnings[collector.request_id] = beginning
         if reader not in self._readers:  # its block has ended meanwhile
             self._abort(reader)
             return
@@ -365,10 +372,17 @@ class VllmEngine(AnyEngine):
         """Count a step. It raises nothing: vLLM would end all sequences."""
         self._watch.note_progress()
         try:
+            if scheduler is not None:
+                self._note_begun(begun_in(scheduler))
             self._counts.note(scheduler, iteration)
             self._on_stats(self.stats)
         except Exception:
             logger.exception("a step's figures could not be taken")
+
+    def _note_begun(self, begun: Mapping[str, int]) -> None:
+        for request_id, num_cached_tokens in begun.items():
+            if (beginning := self._beginnings.get(request_id)) is not None:
+                beginning.note(num_cached_tokens)
 
     async def _look_for_progress(self) -> None:
         """End all sequences once the engine can only hang, so that they go on elsewhere."""

@@ -134,6 +134,8 @@ class Deltas:
         )
         is_failed = reason is FinishReason.ERROR
         num_cached = min(output.num_cached_tokens or 0, len(self._request.prompt_token_ids))
+        if is_first and self._request.beginning is not None:
+            self._request.beginning.note(num_cached)
         yield TextDelta(
             token_ids,
             text,

@@ -7,6 +7,8 @@ called by name. It sets the backend of the grammars, starts the watch of the rep
   counts NaN itself. It ends with finish reason `error` and stop reason `UNUSABLE_LOGITS`, without
   the step's token; other requests go on;
 - ends a request where its grammar does, not one token later, and one whose grammar fails;
+- says with each step which requests have begun: vLLM says so with a request's first token, and a
+  long prompt takes several steps before that;
 - on V2, appends a moved request's delivered tokens to its output before it is queued. To all of
   vLLM it then is a request that was preempted, and V2 sends its prompt and output to the worker as
   `prefill_token_ids`, with the prompt's length. V1's worker takes a new request's prompt only.
@@ -20,7 +22,8 @@ scheduler's interface not public: run the tests with each new version.
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -37,11 +40,14 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.metrics.stats import SchedulerStats
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
 
 logger = logging.getLogger(__name__)
+
+BEGUN: Final = "begun"
 
 
 class _ReplicaScheduler:
@@ -67,6 +73,23 @@ class _ReplicaScheduler:
         )
         self._record = FailureRecord()
         self._failed: set[str] = set()
+        self._begun: dict[str, int] = {}  # those that `make_stats` has not told yet
+
+    def schedule(self, *args: Any, **kwargs: Any) -> "SchedulerOutput":
+        """Schedule a step, and note the requests that begin in it."""
+        scheduled: SchedulerOutput = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        for each in scheduled.scheduled_new_reqs:
+            self._begun[each.req_id] = each.num_computed_tokens
+        return scheduled
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> "SchedulerStats | None":
+        """Make a step's figures, with the requests that have begun; see `begun_in`."""
+        stats: SchedulerStats | None = super().make_stats(*args, **kwargs)  # type: ignore[misc]
+        begun, self._begun = self._begun, {}
+        if stats is not None and begun:
+            # vLLM passes this dictionary on as it is. No engine here has a KV connector.
+            stats.kv_connector_stats = {BEGUN: begun}
+        return stats
 
     def update_from_output(
         self, scheduler_output: "SchedulerOutput", model_runner_output: "ModelRunnerOutput"
@@ -143,6 +166,18 @@ class PoolingScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         end_with_parent()
+
+
+def begun_in(stats: "SchedulerStats") -> Mapping[str, int]:
+    """Return the tokens that each request that has begun found in the KV memory, by vLLM's name.
+
+    On V2 a request that was preempted begins once more, with its own tokens.
+
+    Args:
+        stats: A step's figures, in the replica.
+    """
+    begun: Mapping[str, int] = (stats.kv_connector_stats or {}).get(BEGUN, {})
+    return begun
 
 
 def bind(vllm_config: "VllmConfig") -> Runner:

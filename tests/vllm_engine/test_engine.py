@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,19 @@ import psutil
 import pytest
 import torch
 from transformers import Qwen2ForCausalLM
+from vllm.v1.metrics.loggers import PerEngineStatLoggerAdapter
 
 from deployments.contract.errors import ReplicaUnavailableError
-from deployments.contract.output import FinishReason, SequenceJournal
+from deployments.contract.generation import GenerationRequest
+from deployments.contract.output import EngineStats, FinishReason, SequenceJournal
 from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.limits import SequenceTooLongError
+from deployments.engine.scheduling.sequence import Beginning, SequenceRequest
 from deployments.generator.admission import engine_run
 from deployments.generator.admission.admission import Admission, AdmissionLimits
+from deployments.generator.admission.engine_run import EngineRun
+from deployments.vllm_engine.engine import StepLogger
 from tests.engine.tiny_models import EOS_TOKEN_ID, byte_tokenizer, qwen2
 from tests.vllm_engine.parameter_sets import (
     EVERY,
@@ -40,9 +46,16 @@ ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
 LATEST_S = 10
 
 
+STEP_TOKENS = 16
+"""The most tokens in one step, so that a long prompt takes several."""
+
+BLOCK_TOKENS = 128
+"""Tokens of a block of keys and values in vLLM's CPU build."""
+
+
 @pytest.fixture(scope="module")
 def running() -> Iterator[RunningEngine]:
-    with started() as engine:
+    with started(max_batched_tokens=STEP_TOKENS) as engine:
         yield engine
 
 
@@ -87,6 +100,14 @@ async def test_each_step_is_told_once_after_its_deltas(running: RunningEngine) -
     # All four may not begin in the same step.
     assert EVERY.max_tokens <= len(running.seen) <= EVERY.max_tokens + 12
     assert running.seen[-1].num_steps > running.seen[0].num_steps
+
+
+def test_vllm_keeps_no_metrics_beside_those_of_the_replica(running: RunningEngine) -> None:
+    manager = running.engine._llm.logger_manager
+    assert manager is not None
+    (logger,) = manager.stat_loggers
+    assert isinstance(logger, PerEngineStatLoggerAdapter)
+    assert [type(each) for each in logger.per_engine_stat_loggers.values()] == [StepLogger]
 
 
 async def test_a_stop_string_ends_the_text_and_the_sequence(running: RunningEngine) -> None:
@@ -153,8 +174,62 @@ async def test_a_prefix_is_cached_and_counted(running: RunningEngine) -> None:
     before = running.engine.stats.num_cached_tokens
     second = await running.run(EVERY, prompt_token_ids=prompt)
     assert second.token_ids == first.token_ids
-    assert (first.deltas[0].num_cached_tokens, second.deltas[0].num_cached_tokens) == (0, 128)
-    assert running.engine.stats.num_cached_tokens == before + 128
+    told = [each.deltas[0].num_cached_tokens for each in (first, second)]
+    assert told == [0, BLOCK_TOKENS]
+    assert running.engine.stats.num_cached_tokens == before + BLOCK_TOKENS
+
+
+async def test_a_beginning_is_noted_while_the_prompt_is_still_computed(
+    running: RunningEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = tuple(range(20, 20 + 8 * STEP_TOKENS))
+    first, second, gains = Beginning(), Beginning(), Gains()
+    noted: list[tuple[int | None, int]] = []
+
+    def note(stats: EngineStats) -> None:
+        noted.append((first.num_cached_tokens, len(gains.deltas)))
+
+    monkeypatch.setattr(running.engine, "_on_stats", note)
+    with running.running(gains, EVERY, prompt_token_ids=prompt, beginning=first):
+        await gains.ended.wait()
+    assert noted.count((0, 0)) > 4, "steps that have told it before the first delta"
+    await running.run(EVERY, prompt_token_ids=(*prompt, 20), beginning=second)
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, len(prompt))
+
+
+async def test_what_a_sequence_computed_before_it_left_and_came_again_is_not_told_as_cached(
+    running: RunningEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, gains = tuple(range(30, 30 + 12 * STEP_TOKENS)), Gains()
+    run = EngineRun(
+        running.engine,
+        GenerationRequest("r", "", EVERY),
+        SequenceRequest(running.engine.unique_id("r"), prompt, EVERY),
+        gains.take,
+        flush=lambda: None,
+        on_begun=lambda: None,
+        on_late=lambda: None,
+    )
+    num_steps, has_left = 0, False
+
+    def leave_once(stats: EngineStats) -> None:
+        nonlocal num_steps, has_left
+        num_steps += run.has_begun
+        if num_steps == BLOCK_TOKENS // STEP_TOKENS and not has_left:
+            assert not gains.deltas
+            has_left = True
+            run.leave()
+            run.enter(goes_first=False)
+
+    monkeypatch.setattr(running.engine, "_on_stats", leave_once)
+    num_cached_before = running.engine.stats.num_cached_tokens
+    async with asyncio.timeout(DEADLINE_S):
+        with closing(run):
+            run.enter(goes_first=False)
+            await gains.ended.wait()
+    assert running.engine.stats.num_cached_tokens - num_cached_before == BLOCK_TOKENS
+    assert [delta.num_cached_tokens for delta in gains.deltas if delta.num_cached_tokens] == []
+    assert len(gains.token_ids) == EVERY.max_tokens
 
 
 async def test_a_journal_says_when_a_sequence_began(running: RunningEngine) -> None:

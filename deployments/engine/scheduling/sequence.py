@@ -58,11 +58,12 @@ class IllegalTransitionError(RuntimeError):
     """A bug in the engine: the event can't happen in this state."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Beginning:
     """Whether the engine has begun with a sequence; its thread writes it, and any may read it.
 
     It is known a step before the first delta, and an event loop may take several steps to get that.
+    With vLLM it is known with the first step of a prompt that takes several.
 
     Attributes:
         num_cached_tokens: Tokens of the prompt that were found in the KV memory; None until the
@@ -70,6 +71,11 @@ class Beginning:
     """
 
     num_cached_tokens: int | None = None
+
+    def note(self, num_cached_tokens: int) -> None:
+        """Note that the engine has begun; one that begins again, after a preemption, did before."""
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = num_cached_tokens
 
 
 @dataclass(frozen=True, slots=True)
