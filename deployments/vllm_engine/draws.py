@@ -90,6 +90,8 @@ class Draws(LogitsProcessor):
             self._rows[at].fail()
         # A failed row gets any token: the scheduler drops it.
         changed = dict.fromkeys(failed, 0) | chosen
+        if not changed:
+            return logits  # vLLM chooses all of them
         rows = torch.tensor(list(changed), dtype=torch.int64, device=logits.device)
         token_ids = torch.tensor(list(changed.values()), dtype=torch.int64, device=logits.device)
         logits[rows] = -torch.inf
