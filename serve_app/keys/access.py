@@ -48,7 +48,7 @@ def api_key_of(scope: AsgiScope) -> ApiKey | None:
 
 
 class OperatorAccess:
-    """Decides which requests may use an operator's routes."""
+    """Decides which requests may use an operator's routes, and which pages those without a key."""
 
     def __init__(self, *, is_local: bool = False, origins: Collection[str] = ()) -> None:
         """Set what applies to requests without a key.
@@ -68,9 +68,21 @@ class OperatorAccess:
             ForeignOriginError: It has no key, changes something, and comes from a foreign page.
         """
         key = api_key_of(request.scope)
-        if key is None and request.method not in READING:
-            require_origin(request.headers, self._origins)
+        if request.method not in READING:
+            self.require_own_page(request)
         if key is None and not self._is_local:
             raise MissingScopeError(NO_KEYS)
         if key is not None and Scope.OPERATE not in key.scopes:
             raise MissingScopeError(NO_SCOPE.format(name=key.name))
+
+    def require_own_page(self, request: Request) -> None:
+        """Return unless a page of another origin sends the request, which has no key.
+
+        For requests that browsers send for any page without asking the server before: those without
+        a body, and forms.
+
+        Raises:
+            ForeignOriginError: One does.
+        """
+        if api_key_of(request.scope) is None:
+            require_origin(request.headers, self._origins)

@@ -88,6 +88,7 @@ class FilesApi:
 
     async def create(self, request: Request) -> FileObject:
         """Keep a file, whose lines are requests of a batch."""
+        self._context.operators.require_own_page(request)
         jobs, owner = jobs_of(self._context), owner_of(request)
         upload = _Upload(jobs, self._context.limits)
         form = FormReader(request.headers.get("content-type", ""))

@@ -67,6 +67,23 @@ async def test_a_key_sees_only_its_own_files(client: AppClient) -> None:
     assert (await client.get(f"{FILES}/{file['id']}")).status_code == 200
 
 
+async def test_a_page_of_another_site_may_upload_nothing_without_a_key(folder: Path) -> None:
+    """Browsers send a form for any page, and only keep the answer from it."""
+    app = make_app(FakeBackend(), jobs={"folder": str(folder)})
+    async with client_of(app) as client:
+        own = str(client.base_url)
+        client.headers["origin"] = "http://elsewhere.example"
+        refused = await upload(client, status=403)
+        assert refused["error"]["code"] == "foreign_origin"
+        client.headers["origin"] = own
+        await upload(client)
+
+
+async def test_a_page_that_knows_a_key_may_upload_from_anywhere(client: AppClient) -> None:
+    client.headers["origin"] = "http://elsewhere.example"
+    await upload(client)
+
+
 async def test_a_list_has_pages(client: AppClient) -> None:
     ids = [(await upload(client))["id"] for _ in range(3)]
     first = (await client.get(FILES, params={"limit": 2})).json()
