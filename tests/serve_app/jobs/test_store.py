@@ -276,6 +276,7 @@ async def test_a_database_that_another_process_opens_is_waited_for_but_not_for_e
     store.folder.mkdir()
     waits = threading.Event()
     monkeypatch.setattr("serve_app.jobs.database.time.sleep", lambda _: waits.set())
+    monkeypatch.setattr(database, "BUSY_S", 600.0)  # longer than any pause of this process
     with opened_elsewhere(store.folder):
         reading = asyncio.create_task(store.read(count))
         await asyncio.to_thread(waits.wait)
