@@ -49,6 +49,7 @@ class _Run:
         began_s: When this ingress claimed it, by the monotonic clock.
         stopped: Set when its lines shall run no more.
         yielding: Set when no further lines shall begin.
+        heir: The owner for whom it makes room; None while it keeps its place.
     """
 
     task: asyncio.Task[None]
@@ -56,6 +57,7 @@ class _Run:
     began_s: float
     stopped: asyncio.Event
     yielding: asyncio.Event
+    heir: str | None = None
 
 
 class BatchRunner:
@@ -86,6 +88,7 @@ class BatchRunner:
         self._poll_s = poll_s
         self._name = secrets.token_hex(8)
         self._runs: dict[str, _Run] = {}
+        self._vacated: dict[str, _Run] = {}
         self._batch_run = BatchRun(jobs, self._name, limits, ask, standing_of, meter)
         self._litter = asyncio.Event()
 
@@ -134,10 +137,11 @@ class BatchRunner:
                 run.batch = batch
                 if batch.status is Status.CANCELLING or batch.due_s <= now_s:
                     run.stopped.set()
-        while len(self._runs) < MAX_RUNNING + MAX_ENDING:
-            if not await self._claim(only_ending=len(self._runs) >= MAX_RUNNING):
+        await self._hand_over()
+        while (num_taken := len(self._owners)) < MAX_RUNNING + MAX_ENDING:
+            if not await self._claim(only_ending=num_taken >= MAX_RUNNING):
                 break
-        if len(self._runs) >= MAX_RUNNING:
+        if len(self._owners) >= MAX_RUNNING:
             await self._make_room()
 
     async def _claim(self, *, only_ending: bool = False, only_of: str | None = None) -> bool:
@@ -151,15 +155,22 @@ class BatchRunner:
 
     @property
     def _owners(self) -> dict[str, str]:
-        """The owners of the batches that run here, by the batches' ids."""
-        return {id_: run.batch.owner for id_, run in self._runs.items()}
+        """The owners of the places here, by the batches' ids.
+
+        The place of a batch that makes room is its heir's already.
+        """
+        return {
+            id_: run.batch.owner if run.heir is None else run.heir
+            for id_, run in (self._runs | self._vacated).items()
+        }
 
     async def _make_room(self) -> None:
         """Let a batch yield its place to one of an owner who has fewer of the places here.
 
-        That is at once while the places are uneven. With an owner more than there are places, each
-        has its turn, and one that is over finishes the lines that run: they may take longer than
-        a turn, and would never have results otherwise.
+        That is at once while the places are uneven, though its lines may take a while to stop: the
+        turn does not wait for them, since it renews the leases of the others, too. With an owner
+        more than there are places, each has its turn, and one that is over finishes the lines that
+        run: they may take longer than a turn, and would never have results otherwise.
         """
         owners = self._owners
         counts = Counter(owners.values())
@@ -170,16 +181,23 @@ class BatchRunner:
         yielding = [
             (run.began_s, id_, run)
             for id_, run in self._runs.items()
-            if counts[run.batch.owner] == most and run.batch.status is Status.IN_PROGRESS
+            if counts[owners[id_]] == most
+            and run.heir is None
+            and run.batch.status is Status.IN_PROGRESS
         ]
         if most == counts[waiting[0]] + 1:
             self._end_a_turn(len(waiting), [run for _, _, run in sorted(yielding)])
         elif yielding:
             _, _, run = max(yielding)  # the latest has done the least
+            run.heir = waiting[0]
             run.task.cancel()
-            await asyncio.wait((run.task,))
+
+    async def _hand_over(self) -> None:
+        """Give back the batches that made room and have stopped, and start one of each heir."""
+        while self._vacated:
+            _, run = self._vacated.popitem()
             await self._jobs.batches.leases.give_back(self._name, run.batch.number)
-            await self._claim(only_of=waiting[0])
+            await self._claim(only_of=run.heir)
 
     def _end_a_turn(self, num_waiting: int, runs: Sequence[_Run]) -> None:
         """Let the batch yield that has run for the longest, if as many wait as yield already.
@@ -202,7 +220,9 @@ class BatchRunner:
         self._meter.running_batches(len(self._runs))
 
         def ended(task: asyncio.Task[None]) -> None:
-            del self._runs[batch.id]
+            run = self._runs.pop(batch.id)
+            if run.heir is not None:
+                self._vacated[batch.id] = run
             self._meter.running_batches(len(self._runs))
             if not task.cancelled() and (error := task.exception()) is not None:
                 logger.error("batch %s has failed here", batch.id, exc_info=error)

@@ -445,6 +445,37 @@ async def test_places_are_shared_evenly_among_owners(
             assert (found.status, found.num_completed) == (Status.COMPLETED, 3)
 
 
+async def test_leases_are_renewed_while_a_batch_that_makes_room_is_slow_to_stop(
+    jobs: Jobs, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_runner, "MAX_RUNNING", 2)
+    is_stopping, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slow_to_stop(call: Call) -> CallAnswer:
+        try:
+            await goes_on.wait()
+        except asyncio.CancelledError:
+            is_stopping.set()
+            await goes_on.wait()
+            raise
+        return await answer(call)
+
+    batches = [await create(jobs, "a") for _ in range(2)]
+    async with running(jobs, slow_to_stop):
+        await eventually_of(jobs, lambda running: running == ["a", "a"])
+        batches.append(await create(jobs, "b"))
+        try:
+            async with asyncio.timeout(20):
+                await is_stopping.wait()
+            time.now_s += LEASE_S / 2
+            await eventually_leased(jobs, time.now_s + LEASE_S)
+        finally:
+            goes_on.set()
+        for each in batches:
+            found = await ended(jobs, each)
+            assert (found.status, found.num_completed) == (Status.COMPLETED, 3)
+
+
 async def test_with_more_owners_than_places_each_has_its_turn_and_its_lines_are_finished(
     tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -539,4 +570,19 @@ async def eventually_of(jobs: Jobs, is_so: Callable[[list[str]], bool]) -> None:
         while not is_so(  # noqa: ASYNC110 - the store tells of no changes
             await jobs.store.read(running)
         ):
+            await asyncio.sleep(0.01)
+
+
+async def eventually_leased(jobs: Jobs, until_s: float) -> None:
+    """Wait until the leases of two batches reach as far."""
+
+    def num_leased(connection: sqlite3.Connection) -> int:
+        (number,) = connection.execute(
+            "SELECT count(*) FROM batches WHERE lease_owner IS NOT NULL AND lease_until_s >= ?",
+            (until_s,),
+        ).fetchone()
+        return int(number)
+
+    async with asyncio.timeout(20):
+        while await jobs.store.read(num_leased) < 2:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)
