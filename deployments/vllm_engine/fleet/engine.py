@@ -2,10 +2,10 @@
 
 It sends token ids to `/inference/v1/generate` of the server that has the fewest of its sequences,
 and reads token ids back. All else is as with an engine of our own: prompts, detokenizing, stop
-strings, tools, admission, keys, metrics. A server that dies, hangs or drains loses its sequences to
-the others, which get the tokens so far as part of the prompt (`moves.resubmit`). Servers that have
-come to serve another model, a shorter one, or another version of vLLM get none: a version may draw
-or compute otherwise, so its text would be another.
+strings, tools, admission, keys, metrics. A server that dies, hangs, drains or sends what vLLM does
+not loses its sequences to the others, which get the tokens so far as part of the prompt
+(`moves.resubmit`). Servers that have come to serve another model, a shorter one, or another version
+of vLLM get none: a version may draw or compute otherwise, so its text would be another.
 """
 
 import asyncio

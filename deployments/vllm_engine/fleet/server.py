@@ -6,6 +6,7 @@ Source: vllm/entrypoints/scale_out/token_in_token_out/{protocol,serving}.py of v
 import asyncio
 import json
 import logging
+import operator
 import os
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -17,6 +18,7 @@ from urllib.error import HTTPError
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 import aiohttp
+from aiohttp.http import HttpProcessingError
 
 from deployments.contract.unsupported_model import UnsupportedModelError
 
@@ -41,6 +43,8 @@ REST_S: Final = 5.0
 """Seconds for which a server that has failed gets no sequence, unless all have."""
 LINE_BYTES: Final = 2**20
 """The longest event of a server."""
+NUM_TOKEN_IDS: Final = 2**31
+"""More than any vocabulary has; vLLM's token ids are int32."""
 
 REFUSALS: Final = {
     401: f"if the server has a key, set {API_KEY} in the environment of the replicas",
@@ -117,20 +121,30 @@ class Gained:
 
     @classmethod
     def of(cls, choice: Mapping[str, Any]) -> "Gained":
-        """Read what an event says of a sequence."""
+        """Read what an event says of a sequence.
+
+        Raises:
+            ArithmeticError, AttributeError, LookupError, TypeError, ValueError: It is no choice
+                of vLLM's, so nothing of it may reach the text.
+        """
+        token_ids, reason = choice.get("token_ids") or (), choice.get("finish_reason")
         content = (choice.get("logprobs") or {}).get("content") or ()
-        return cls(
-            choice.get("token_ids") or (),
-            choice.get("finish_reason"),
-            choice.get("stop_reason"),
-            [
-                {
-                    each["token_id"]: _Ranked(each["logprob"], each.get("rank"))
-                    for each in (*position["top_logprobs"], position)
-                }
-                for position in content
-            ],
-        )
+        logprobs = [
+            {
+                each["token_id"]: _Ranked(float(each["logprob"]), _rank_of(each))
+                for each in (*position["top_logprobs"], position)
+            }
+            for position in content
+        ]
+        if not all(type(each) is int and 0 <= each < NUM_TOKEN_IDS for each in token_ids):
+            raise ValueError("a token id is no token id")
+        if not isinstance(reason, str | None):
+            raise TypeError("a finish reason is no text")
+        if logprobs and not all(map(operator.contains, logprobs, token_ids)):
+            raise ValueError("a token lacks its log-probability")
+        if logprobs and len(logprobs) != len(token_ids):
+            raise ValueError("there are log-probabilities of other tokens")
+        return cls(token_ids, reason, choice.get("stop_reason"), logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +234,8 @@ class Server:
         """Yield what it generates for a request. Closing the generator aborts that at the server.
 
         Raises:
-            ServerLostError: It can't run the request now; another may.
+            ServerLostError: It can't run the request now, or answers with what is no stream of
+                vLLM's; another may.
             TimeoutError: It is silent for too long.
             aiohttp.ClientError: The connection is lost.
             ValueError: It refuses the request.
@@ -237,12 +252,12 @@ class Server:
                     await self._require_stream(response)
                 while True:
                     async with asyncio.timeout_at(until_s):
-                        line = await response.content.readline()
+                        line = await _next_line(response)
                     if not line:
                         return
                     if line.startswith(b"data: {"):
-                        for choice in _choices(line):
-                            yield Output([Gained.of(choice)])
+                        for gained in _gained(line):
+                            yield Output([gained])
                         until_s = loop.time() + SILENCE_S
         finally:
             self.num_running -= 1
@@ -278,13 +293,34 @@ def _headers() -> dict[str, str]:
     return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
-def _choices(line: bytes) -> Sequence[Mapping[str, Any]]:
+async def _next_line(response: aiohttp.ClientResponse) -> bytes:
+    """Return the next line of a stream; none is left if it is empty.
+
+    Raises:
+        ServerLostError: The line is too long.
+    """
+    try:
+        return await response.content.readline()
+    except (HttpProcessingError, ValueError) as error:
+        raise ServerLostError(f"an event has more than {LINE_BYTES} bytes") from error
+
+
+def _gained(line: bytes) -> list[Gained]:
     """Return what an event says of sequences.
 
     Raises:
-        ServerLostError: The connection has ended within the event.
+        ServerLostError: The connection has ended within the event, or it is none of vLLM's.
     """
     try:
-        return json.loads(line.removeprefix(b"data: ")).get("choices") or ()
-    except ValueError as error:
-        raise ServerLostError("an event is cut off") from error
+        event = json.loads(line.removeprefix(b"data: "))
+    except (ValueError, RecursionError) as error:
+        raise ServerLostError("an event is cut off, or no JSON") from error
+    try:
+        return [Gained.of(choice) for choice in event.get("choices") or ()]
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Without the error's message, which may hold what the model said.
+        raise ServerLostError(f"an event is none of vLLM's ({type(error).__name__})") from error
+
+
+def _rank_of(logprob: Mapping[str, Any]) -> int | None:
+    return None if (rank := logprob.get("rank")) is None else int(rank)

@@ -20,6 +20,7 @@ from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.generator.fingerprint import system_fingerprint
 from deployments.vllm_engine import fleet
 from deployments.vllm_engine.fleet import FleetEngine
+from deployments.vllm_engine.fleet.server import LINE_BYTES
 
 MODEL = Path(__file__).parents[3] / "models/pydoc-chat"
 NUM_IDS = 400
@@ -41,6 +42,8 @@ class FakeServer:
     Attributes:
         ends_after: Tokens after which it cuts a stream off, without a finish.
         says_nothing: Whether each of its streams is one event without a token.
+        event: What it sends in place of one event; None is that event.
+        event_at: The number of that event, from 0.
         aborts_after: Tokens after which it ends a stream as one that drains does, with a token
             that it had not sent yet.
         status: What it answers requests with.
@@ -53,6 +56,8 @@ class FakeServer:
     max_model_len: int = 128
     ends_after: int | None = None
     says_nothing: bool = False
+    event: bytes | None = None
+    event_at: int = 3
     aborts_after: int | None = None
     status: int = 200
     status_of_models: int = 200
@@ -92,6 +97,9 @@ class FakeServer:
                 assert request.transport is not None
                 request.transport.abort()
                 return response
+            if index == self.event_at and self.event is not None:
+                await response.write(b"data: %s\n\n" % self.event)
+                continue
             reason = "length" if index == num_tokens - 1 else None
             if index == self.aborts_after:
                 reason = "abort"
@@ -248,6 +256,54 @@ async def test_servers_whose_streams_hold_no_token_are_left() -> None:
     servers = [FakeServer(says_nothing=True), FakeServer(says_nothing=True)]
     async with serving(*servers) as engine:
         (last,) = [each for each in await run(engine) if each.finish_reason is not None]
+    assert last.finish_reason is FinishReason.ABORT
+    assert [len(each.asked) for each in servers] == [1, 1]
+
+
+MALFORMED = {
+    "no JSON": b'{"choices": [}',
+    "nested too deeply": b'{"choices": ' + b"[" * 100_000,
+    "too long": b"{" + b" " * 2 * LINE_BYTES + b"}",
+    "no list": b'{"choices": 5}',
+    "no choice": b'{"choices": [5]}',
+    "no token ids": b'{"choices": [{"token_ids": 5}]}',
+    "a word": b'{"choices": [{"token_ids": ["word"]}]}',
+    "a negative id": b'{"choices": [{"token_ids": [-1]}]}',
+    "an id beyond int32": b'{"choices": [{"token_ids": [4294967296]}]}',
+    "no reason": b'{"choices": [{"token_ids": [5], "finish_reason": [5]}]}',
+    "empty log-probabilities": b'{"choices": [{"token_ids": [5], "logprobs": {"content": [{}]}}]}',
+    "log-probabilities of another token": (
+        b'{"choices": [{"token_ids": [5], "logprobs": {"content": '
+        b'[{"token_id": 6, "logprob": -1.0, "top_logprobs": []}]}}]}'
+    ),
+    "log-probabilities of fewer tokens": (
+        b'{"choices": [{"token_ids": [5, 6], "logprobs": {"content": '
+        b'[{"token_id": 5, "logprob": -1.0, "top_logprobs": []}]}}]}'
+    ),
+    "a log-probability that is no number": (
+        b'{"choices": [{"token_ids": [5], "logprobs": {"content": '
+        b'[{"token_id": 5, "logprob": "low", "top_logprobs": []}]}}]}'
+    ),
+}
+
+
+@pytest.mark.parametrize("event", MALFORMED.values(), ids=MALFORMED.keys())
+async def test_a_sequence_whose_server_sends_a_malformed_event_goes_on_at_another(
+    event: bytes,
+) -> None:
+    broken, left = FakeServer(event=event), FakeServer()
+    async with serving(broken, left) as engine:
+        deltas = await run(engine, top_logprobs=1)
+    assert token_ids_of(deltas) == text_after(PROMPT, 12)
+    assert deltas[-1].finish_reason is FinishReason.LENGTH
+    assert [len(each.asked) for each in (broken, left)] == [1, 1]
+    assert left.asked[0]["token_ids"] == [*PROMPT, *text_after(PROMPT, 3)]
+
+
+async def test_a_sequence_is_at_each_server_of_malformed_events_once() -> None:
+    servers = [FakeServer(event=b'{"choices": [5]}', event_at=0) for _ in range(2)]
+    async with serving(*servers) as engine:
+        (last,) = await run(engine)
     assert last.finish_reason is FinishReason.ABORT
     assert [len(each.asked) for each in servers] == [1, 1]
 
