@@ -1,6 +1,7 @@
 """A model without a replica: questions leave it asleep, and requests wake it and wait."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import httpx
@@ -40,6 +41,7 @@ class Sleeper(FakeBackend):
         self.message = ""
         self.loads = asyncio.Event()
         self.failure: RaystreamError | None = None
+        self.fails_when_left = False
         self.num_waiting = 0
         self.num_asked = 0
         self.num_file_reads = 0
@@ -50,6 +52,10 @@ class Sleeper(FakeBackend):
         self.num_asked += 1
         try:
             await self.loads.wait()
+        except asyncio.CancelledError:
+            if self.fails_when_left:
+                raise ContextLengthExceededError("too long", "messages") from None
+            raise
         finally:
             self.num_waiting -= 1
         self.run()
@@ -215,6 +221,22 @@ async def test_a_request_that_waits_is_refused_once_no_replica_will_run(
     client.sleeper.state = ServingState.FAILED
     answer = await asking
     assert (answer.status_code, client.sleeper.num_waiting) == (503, 0)
+
+
+async def test_the_error_of_an_attempt_that_is_given_up_is_not_logged_as_lost(
+    client: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold_start, "POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(serving_states, "MEMORY_S", 0.0)
+    lost = list[dict[str, object]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context))
+    client.sleeper.fails_when_left = True
+    asking = asyncio.ensure_future(client.post(CHAT, json=question()))
+    await waiting(client.sleeper, 1)
+    client.sleeper.state = ServingState.FAILED
+    assert (await asking).status_code == 503
+    gc.collect()  # which is when asyncio tells of errors that were never read
+    assert lost == []
 
 
 async def test_a_model_whose_files_can_not_be_read_is_described_by_its_replica(
