@@ -293,9 +293,7 @@ class Batches:
 
         while await self._store.write(some) == ERASED_AT_ONCE:
             pass
-        await self._store.read(
-            lambda connection: connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        )
+        await self._store.empty_log()
 
     def _ended(
         self, connection: sqlite3.Connection, batch: Batch, status: Status, now_s: float

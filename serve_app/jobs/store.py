@@ -2,8 +2,8 @@
 
 All ingresses of a node share it: SQLite's write-ahead log lets them read and write at the same
 time, but only on one machine, so the first node that opens the folder keeps others out. Every call
-runs on a thread of the store's own, one for reads and one for writes: nothing here blocks the event
-loop.
+runs on a thread of the store's own, one for reads, one for writes and one that empties the log:
+nothing here blocks the event loop.
 
 What can't be opened, read or written is a `JobsUnavailableError`. The next call tries again, so a
 repaired folder is used without a restart, and the rest of the server never depends on it.
@@ -95,6 +95,7 @@ class Store:
         self._reason: str | None = None
         self._reader = _Thread(self, "jobs-read")
         self._writer = _Thread(self, "jobs-write")
+        self._emptier = _Thread(self, "jobs-empty-log")
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Return what a function reads, on the thread of reads.
@@ -125,6 +126,19 @@ class Store:
 
         return await self._writer.run(transaction)
 
+    async def empty_log(self) -> None:
+        """Move what SQLite's log holds into the database, and cut the log to nothing.
+
+        That waits for transactions of all connections, and then for the disk, so it has a thread
+        of its own. If they take too long, the log stays until the next time.
+
+        Raises:
+            JobsUnavailableError: The store can't be written.
+        """
+        await self._emptier.run(
+            lambda connection: connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        )
+
     async def on_disk(self, work: Callable[[], T]) -> T:
         """Return what a function does with contents, on a thread of the event loop's pool.
 
@@ -140,7 +154,7 @@ class Store:
 
     async def close(self) -> None:
         """Close the connections and end the threads."""
-        for thread in (self._reader, self._writer):
+        for thread in (self._reader, self._writer, self._emptier):
             await thread.close()
 
     @contextmanager

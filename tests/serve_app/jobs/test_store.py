@@ -329,6 +329,42 @@ async def test_a_sign_that_a_full_disk_refuses_leaves_no_file(folder: Path) -> N
     await store.close()
 
 
+async def test_reads_go_on_while_the_log_waits_to_be_emptied(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_S", 60.0)
+    await add(store)
+    slow = sqlite3.connect(folder / "jobs.sqlite", isolation_level=None)
+    other = sqlite3.connect(folder / "jobs.sqlite", isolation_level=None, timeout=0)
+    try:
+        slow.execute("BEGIN")
+        assert count(slow) == 1  # it reads the log as it is now until its transaction ends
+        await add(store)
+        emptying = asyncio.create_task(store.empty_log())
+        async with asyncio.timeout(20):
+            while not is_locked(other):  # noqa: ASYNC110 - SQLite tells of no locks
+                await asyncio.sleep(0.01)
+            assert await store.read(count) == 2
+        assert not emptying.done()
+        slow.rollback()
+        async with asyncio.timeout(20):
+            await emptying
+        assert (folder / "jobs.sqlite-wal").stat().st_size == 0
+    finally:
+        slow.close()
+        other.close()
+
+
+def is_locked(connection: sqlite3.Connection) -> bool:
+    """Return whether another connection keeps all others from writing."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError:
+        return True
+    connection.rollback()
+    return False
+
+
 async def test_an_error_of_the_caller_undoes_what_it_wrote(store: Store) -> None:
     def fail(connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO results VALUES (1, 1, 0, 'x')")
