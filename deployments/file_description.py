@@ -8,7 +8,7 @@ from deployments.engine.model.loader import load_config, load_text_side
 from deployments.generator.description import describe_model
 from deployments.generator.prompt_encoder import PromptEncoder
 from deployments.plan.model_shape import ModelShape
-from deployments.plan.replica_plan import NO_LIMIT_LEN
+from deployments.plan.sizes import NO_LIMIT_LEN
 
 
 def describe_files(spec: ModelSpec) -> ModelDescription:

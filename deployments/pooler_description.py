@@ -6,7 +6,7 @@ from transformers import PreTrainedConfig
 
 from deployments.contract.descriptions import EmbeddingDescription, PoolerDescription
 from deployments.contract.model_spec import ModelSpec, number
-from deployments.plan.replica_plan import NO_LIMIT_LEN
+from deployments.plan.sizes import NO_LIMIT_LEN
 from deployments.pooling.embedder import Embedder
 from deployments.pooling.model_outline import fit_length, label_names, load_outline
 from deployments.pooling.packed_backbone import TextModel

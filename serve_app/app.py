@@ -22,7 +22,7 @@ from deployments.contract.user_config import given_settings
 from deployments.engine.model.loader import load_config as load_generator_config
 from deployments.fleet_generator import FleetGenerator
 from deployments.plan.model_shape import ModelShape
-from deployments.plan.replica_plan import counted_shape
+from deployments.plan.weight_count import counted_shape
 from deployments.pooling.model_outline import load_config as load_pooler_config
 from deployments.text_generator import TextGenerator
 from deployments.text_pooler import TextPooler

@@ -28,14 +28,10 @@ from deployments.plan import cgroup
 from deployments.plan.checkpoint import weights_of
 from deployments.plan.memory_budget import GIB, DeviceMemoryError, ModelTooLargeError
 from deployments.plan.processor import has_bfloat16
-from deployments.plan.replica_plan import (
-    DeviceMemory,
-    ReplicaPlan,
-    SequenceLengthError,
-    counted_shape,
-    plan_replica,
-)
+from deployments.plan.replica_plan import ReplicaPlan, SequenceLengthError, plan_replica
 from deployments.plan.replica_report import MeasuredMemory
+from deployments.plan.sizes import DeviceMemory
+from deployments.plan.weight_count import counted_shape
 from deployments.replica.start_phases import EndPhase
 
 logger = logging.getLogger("ray.serve.raystream.replica")

@@ -22,8 +22,8 @@ from deployments.contract.telemetry.start_progress import StartPhase, StartProgr
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.plan.checkpoint import weights_of
 from deployments.plan.memory_budget import GIB, POOLER_STEP_TOKENS
-from deployments.plan.replica_plan import count_weights
 from deployments.plan.replica_report import MemoryPlan
+from deployments.plan.weight_count import count_weights
 from deployments.pooling.embedder import Embedder
 from deployments.pooling.model_outline import label_names
 from deployments.pooling.pooling_worker import PoolerFacts

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from deployments.contract.model_spec import ModelSpec, number
 from deployments.contract.unsupported_model import UnsupportedModelError
-from deployments.plan.replica_plan import NO_LIMIT_LEN
+from deployments.plan.sizes import NO_LIMIT_LEN
 from deployments.pooling.embedder import Embedder
 from deployments.pooling.model_outline import (
     fit_length,

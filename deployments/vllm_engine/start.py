@@ -34,8 +34,9 @@ from deployments.plan.checkpoint import weights_of
 from deployments.plan.kv_layout import KVLayout
 from deployments.plan.memory_budget import GIB, DeviceMemoryError
 from deployments.plan.model_shape import choose_dtype_name
-from deployments.plan.replica_plan import CPU_KV_FRACTION, CPU_SEQS, count_weights
 from deployments.plan.replica_report import MemoryPlan
+from deployments.plan.sizes import CPU_KV_FRACTION, CPU_SEQS
+from deployments.plan.weight_count import count_weights
 from deployments.vllm_engine.adapters import Adapter, adapter_arguments, read_adapters
 from deployments.vllm_engine.logs import Cause, EngineLogs
 from deployments.vllm_engine.moves import Runner

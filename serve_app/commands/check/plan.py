@@ -29,13 +29,9 @@ from deployments.plan.checkpoint import CONFIG_FILE, check_checkpoint, find_file
 from deployments.plan.memory_budget import GIB, HEADROOM, DeviceMemoryError
 from deployments.plan.model_shape import ITEM_BYTES, ModelShape
 from deployments.plan.processor import has_bfloat16
-from deployments.plan.replica_plan import (
-    DeviceMemory,
-    ReplicaPlan,
-    SequenceLengthError,
-    counted_shape,
-    plan_replica,
-)
+from deployments.plan.replica_plan import ReplicaPlan, SequenceLengthError, plan_replica
+from deployments.plan.sizes import DeviceMemory
+from deployments.plan.weight_count import counted_shape
 from serve_app.commands.check.model_source import ModelFiles, SourceError, read_files
 from serve_app.commands.check.turns import TurnPolicyConfig, turns_in
 from serve_app.config import AppConfig

@@ -15,8 +15,9 @@ from deployments.generator import placed_engine
 from deployments.generator.placed_engine import place_engine
 from deployments.plan import cgroup
 from deployments.plan.memory_budget import GIB, DeviceMemoryError, ModelTooLargeError
-from deployments.plan.replica_plan import DeviceMemory, plan_replica
+from deployments.plan.replica_plan import plan_replica
 from deployments.plan.replica_report import MeasuredMemory, MemoryPlan
+from deployments.plan.sizes import DeviceMemory
 from deployments.replica import device_share
 from deployments.replica.device_share import (
     confine_to_share,

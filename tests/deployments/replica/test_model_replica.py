@@ -14,8 +14,9 @@ from deployments.contract.telemetry.metric_table import ANY_REPLICA
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.device.device import CpuDevice, MemoryDevice
 from deployments.plan.memory_budget import DeviceMemoryError
-from deployments.plan.replica_plan import DeviceMemory, plan_replica
+from deployments.plan.replica_plan import plan_replica
 from deployments.plan.replica_report import MemoryPlan, ReplicaState, WorkCounts
+from deployments.plan.sizes import DeviceMemory
 from deployments.plan.start_times import last_start_s
 from deployments.replica import model_replica
 from deployments.replica.metrics import MemoryMetrics

@@ -22,7 +22,7 @@ from deployments.compute.cpu.linear.prepacked_linear import can_prepack
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.attention.attention import ATTENTION_NAME
 from deployments.engine.model.loader import LoadedModel, load_config, load_model
-from deployments.plan.replica_plan import counted_shape
+from deployments.plan.weight_count import counted_shape
 from tests.deployments.tiny_folder import save_text_model
 from tests.engine.tiny_models import EOS_TOKEN_ID, SHAPE, gemma3, mixtral, qwen2
 from tests.failing import failing
