@@ -27,8 +27,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from deployments.contract.errors import ReplicaUnavailableError
 from deployments.replica.own_actor import own_actor_name
 from serve_app.http.errors import error_response
-from serve_app.http.replica_header import HEALTH_PATH, REPLICA_HEADER, haproxy_name
 from serve_app.http.request_id import REQUEST_ID_HEADER, chosen_id
+from serve_app.middleware.replica_header import HEALTH_PATH, REPLICA_HEADER, haproxy_name
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp
 from benchmarks.free_port import free_port, free_ports
 from serve_app.commands.run.announcement import local_url
 from serve_app.commands.server_environment import MIDDLEWARE, SERVER_EDGE
-from serve_app.http.replica_header import haproxy_name
 from serve_app.middleware import server_edge
+from serve_app.middleware.replica_header import haproxy_name
 from serve_app.shipped_files import parse_env
 from tests.raw_http import DEADLINE_S, LOCALHOST
 

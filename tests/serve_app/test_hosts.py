@@ -16,8 +16,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.commands.check.ray_check import host_problem
-from serve_app.http.replica_header import HEALTH_PATH, haproxy_name
 from serve_app.middleware.auth import is_loopback
+from serve_app.middleware.replica_header import HEALTH_PATH, haproxy_name
 from serve_app.middleware.server_edge import MISDIRECTED
 from tests.offenders import every
 from tests.raw_http import DEADLINE_S, exchange, head, parsed

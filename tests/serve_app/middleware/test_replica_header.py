@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve._private.haproxy import HAProxyManager
 
-from serve_app.http.replica_header import haproxy_name
+from serve_app.middleware.replica_header import haproxy_name
 
 
 @given(st.text())
