@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -160,6 +161,20 @@ def chat_backend() -> FakeBackend:
     return backend
 
 
+@pytest.fixture(scope="module")
+def chat() -> tuple[FakeBackend, FastAPI]:
+    """Return a model that reasons and calls tools, and its application, for all examples."""
+    backend = chat_backend()
+    return backend, make_app(backend)
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[FakeBackend, FastAPI]:
+    """Return a model that only writes, and its application, for all examples."""
+    backend = FakeBackend()
+    return backend, make_app(backend)
+
+
 async def read_in_attempts(
     client: httpx.AsyncClient,
     path: str,
@@ -219,6 +234,7 @@ async def undisturbed(
 @example([Text(BROKEN)], [1, 5], [0.7], False, False, True)
 @example([Text(CALLING), Text(BROKEN), Text([])], [3, 1], [0.6, 0.4], True, True, True)
 async def test_a_chat_that_breaks_anywhere_is_the_undisturbed_one(
+    chat: tuple[FakeBackend, FastAPI],
     texts: list[Text],
     sizes: list[int],
     cuts: list[float],
@@ -226,7 +242,7 @@ async def test_a_chat_that_breaks_anywhere_is_the_undisturbed_one(
     has_usage: bool,
     is_shown: bool,
 ) -> None:
-    backend = chat_backend()
+    backend, app = chat
     body = {**ASK, "n": len(texts), "tools": TOOLS, "include_reasoning": is_shown}
     if has_logprobs:
         body |= {"logprobs": True}
@@ -235,7 +251,7 @@ async def test_a_chat_that_breaks_anywhere_is_the_undisturbed_one(
     written = [
         text.deltas(1000 * index, has_logprobs=has_logprobs) for index, text in enumerate(texts)
     ]
-    async with client_of(make_app(backend)) as client:
+    async with client_of(app) as client:
         expected = await undisturbed(client, CHAT, body, backend, written)
         received = await read_in_attempts(client, CHAT, body, backend, written, sizes, cuts)
     assert received.essence == expected.essence
@@ -250,15 +266,19 @@ async def test_a_chat_that_breaks_anywhere_is_the_undisturbed_one(
     has_logprobs=st.booleans(),
 )
 async def test_completions_that_break_anywhere_are_the_undisturbed_ones(
-    texts: list[Text], sizes: list[int], cuts: list[float], has_logprobs: bool
+    plain: tuple[FakeBackend, FastAPI],
+    texts: list[Text],
+    sizes: list[int],
+    cuts: list[float],
+    has_logprobs: bool,
 ) -> None:
-    backend = FakeBackend()
+    backend, app = plain
     prompts = [f"Prompt {index}" for index in range(len(texts))]
     body = {**CONTINUE, "prompt": prompts, **({"logprobs": 0} if has_logprobs else {"echo": True})}
     written = [
         text.deltas(1000 * index, has_logprobs=has_logprobs) for index, text in enumerate(texts)
     ]
-    async with client_of(make_app(backend)) as client:
+    async with client_of(app) as client:
         expected = await undisturbed(client, COMPLETIONS, body, backend, written)
         received = await read_in_attempts(client, COMPLETIONS, body, backend, written, sizes, cuts)
     assert received.essence == expected.essence
