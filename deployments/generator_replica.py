@@ -404,7 +404,7 @@ class GeneratorReplica(ModelReplica):
         self, requests: list[GenerationRequest]
     ) -> list[EncodedPrompt | RaystreamError]:
         """Encode requests that arrived together, off the event loop unless that takes longer."""
-        # A processor of images may set up the tokenizer anew while it runs on the other thread.
+        # A processor of images may set up the tokenizer again while it runs on the other thread.
         if self._facts.processor is None and are_brief(requests):
             return self._encoder.encode(requests)
         loop = asyncio.get_running_loop()

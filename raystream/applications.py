@@ -210,7 +210,7 @@ class Applications:
         except TimeoutError:
             self._open[name].note_asked()  # its models serve without its ingress
         except RaystreamError as error:
-            logger.info("the application %s is looked for anew: %s", name, error)
+            logger.info("the application %s is looked for again: %s", name, error)
             self._open.pop(name).retire()
 
 

@@ -61,7 +61,7 @@ def load_tokenizer(source: str, *, revision: str | None) -> PreTrainedTokenizerB
 
 
 def check_tokenizer(source: str, revision: str | None, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer that was made without files, and mend one made from a SentencePiece model.
+    """Refuse a tokenizer that was made without files, and fix one made from a SentencePiece model.
 
     Args:
         source: A folder, or the id of a hub repository.

@@ -1,7 +1,7 @@
 """Encodes prompts with images one after another, while their pixels fit into the host's memory.
 
 What a model reads of an image is many times its file, and a sequence holds it until it ends, since
-it may be computed anew. The tokens of a prompt bound what one of them holds; here all of them
+it may be computed again. The tokens of a prompt bound what one of them holds; here all of them
 together are bounded, and a prompt beyond that is refused before its images are decoded.
 """
 

@@ -80,7 +80,7 @@ class RenderedPrompt:
 
 
 class _SharedTokenizer:
-    """A processor's tokenizer whose calls take turns with others: each sets it up anew."""
+    """A processor's tokenizer whose calls take turns with others: each sets it up again."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, turn: Lock) -> None:
         """Wrap a tokenizer; `turn` is held during each call."""

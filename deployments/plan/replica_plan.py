@@ -122,7 +122,7 @@ class ReplicaPlan:
         )
 
     def with_weights(self, weight_bytes: int, foreign_bytes: int) -> "ReplicaPlan":
-        """Return the plan with the weights that were really loaded; sizes may be chosen anew.
+        """Return the plan with the weights that were really loaded; sizes may be chosen again.
 
         A pooler keeps its sizes: its queue was made with them.
 

@@ -195,7 +195,7 @@ class RunConfig(BaseModel):
         limits = {"loops": self.loops, "requests": self.requests, "duration": self.duration}
         given = [name for name, value in limits.items() if value is not None]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} exclude each other; give one of them")
+            raise ValueError(f"{' and '.join(given)} can't be combined; give one of them")
         if self.rate is not None and (self.queues is not None or self.loops is not None):
             raise ValueError("rate sends an open loop, which has neither queues nor loops")
         if self.rate is None and "arrival" in self.model_fields_set:
@@ -215,7 +215,7 @@ class RunConfig(BaseModel):
             raise ValueError(f"the environment variable {self.api_key_env} is not set")
         url = URL(self.url)
         if (url.user or url.password) and "authorization" in map(str.lower, self.headers()):
-            raise ValueError("the URL's user and an Authorization header exclude each other")
+            raise ValueError("the URL's user and an Authorization header can't be combined")
 
     def resolved_api(self) -> ApiName:
         """Return the kind of server, taken from the URL's path if it is `auto`.

@@ -119,7 +119,7 @@ class StrictBody(BaseModel):
         if len(given) > 1:
             raise PydanticCustomError(
                 "invalid_combination",
-                "{field} and {other} exclude each other. Send only one of them.",
+                "{field} and {other} can't be combined. Send only one of them.",
                 {"field": given[1], "other": given[0]},
             )
         given = [name for name in self.one_of if self.wire_value(name) is not None]

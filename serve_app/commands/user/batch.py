@@ -142,7 +142,7 @@ async def _download(client: BatchClient, file_id: str, path: Path) -> None:
 
 
 async def _until_answered(ask: Callable[[], Awaitable[T]], console: Console) -> T:
-    """Ask a server until it answers, waiting longer each time: it may be deployed anew.
+    """Ask a server until it answers, waiting longer each time: it may be deployed again.
 
     Raises:
         ChatError: It refuses the request, or has not answered for `GIVE_UP_S`.

@@ -3,7 +3,7 @@
 pip installs vLLM, and Ray of our version, into a new virtual environment; our own packages are
 links there (`serve_app.vllm_environment` says why). The lock's version of vLLM comes with all other
 versions of the lock, another one with what pip finds. An environment that is there already is
-brought to the version and the build; one of another Python is made anew.
+brought to the version and the build; one of another Python is made again.
 """
 
 import os

@@ -38,8 +38,8 @@ def test_the_path_determines_the_api(path: str, api: ApiName) -> None:
 @for_each(
     ({"url": "127.0.0.1:8000"}, "not a URL such as"),
     ({"url": "http://host/v1"}, "name the API with --api"),
-    ({"loops": 3, "duration": 5}, "loops and duration exclude each other"),
-    ({"requests": 3, "duration": 5}, "requests and duration exclude each other"),
+    ({"loops": 3, "duration": 5}, "loops and duration can't be combined"),
+    ({"requests": 3, "duration": 5}, "requests and duration can't be combined"),
     ({"rate": 3, "queues": 5}, "an open loop, which has neither queues"),
     ({"arrival": "constant"}, "arrival needs rate"),
     ({"duration": 5, "ramp": 5}, "ramp must be shorter than duration"),
@@ -57,7 +57,7 @@ def test_the_path_determines_the_api(path: str, api: ApiName) -> None:
     ({"header": ["A: \0"]}, "'Name: value'"),
     (
         {"url": "http://me:word@h/v1/completions", "header": ["authorization: Basic x"]},
-        "exclude each other",
+        "can't be combined",
     ),
     ({"api": "custom"}, "needs a body"),
     ({"text_path": "a"}, "add --api custom"),
