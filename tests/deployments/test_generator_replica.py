@@ -13,9 +13,9 @@ class Absent:
             raise ModuleNotFoundError(name, name=name)
 
 sys.meta_path.insert(0, Absent())
-import deployments.generator_replica
+import deployments.generator_replica, deployments.pooler_replica
 """
 
 
-def test_a_generator_s_replica_is_imported_without_the_packages_of_the_embedded_engine() -> None:
+def test_replicas_of_any_engine_are_imported_without_the_packages_of_the_embedded_one() -> None:
     subprocess.run([sys.executable, "-c", IMPORT_WITHOUT], check=True, timeout=120)

@@ -1,6 +1,4 @@
 import asyncio
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -12,17 +10,11 @@ from deployments.contract.pooling import Pooled, PoolingInput, PoolingRequest, T
 from deployments.pooler_replica import MAX_BRIEF_CHARACTERS, MAX_BRIEF_TEXTS, is_brief
 from deployments.pooling.text_encoder import EncodedTexts
 from deployments.text_pooler import TextPooler
-from tests.deployments.test_generator_replica import IMPORT_WITHOUT
 from tests.deployments.tiny_folder import spec
 from tests.pooling.tiny_folder import save_classifier
 
 DEADLINE_S = 20
 LONG = "x" * (MAX_BRIEF_CHARACTERS + 1)
-
-
-def test_a_pooler_s_replica_is_imported_without_the_packages_of_the_embedded_engine() -> None:
-    script = IMPORT_WITHOUT.replace("generator_replica", "pooler_replica")
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 @pytest.mark.parametrize(
