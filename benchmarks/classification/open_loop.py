@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.baselines.batch_on_arrival import BatchOnArrival
+from benchmarks.baselines.replica_context import pass_for_a_replica
 from benchmarks.classification.designs import RAYSTREAM, SERVE_BATCH, Classify, ours
 from benchmarks.classification.fake_device import FakeDevice, FakeDeviceClassifier
 from benchmarks.classification.load import Latencies, open_loop, poisson_arrivals
-from benchmarks.classification.replica_context import pass_for_a_replica
 from benchmarks.classification.table import Cell, Figures
 
 GOALS_MS = {120: 45.0, 240: 50.0, 480: 75.0}

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from benchmarks.baselines.replica_context import pass_for_a_replica
 from benchmarks.classification.designs import (
     ALL,
     RAYSTREAM,
@@ -29,7 +30,6 @@ from benchmarks.classification.designs import (
     spec_of,
     stock_pipeline,
 )
-from benchmarks.classification.replica_context import pass_for_a_replica
 
 
 def build_app(folder: str, *, is_ours: bool) -> Starlette:

@@ -7,7 +7,7 @@ from ray.serve import context
 from benchmarks.baselines.batch_on_arrival import BatchOnArrival
 from benchmarks.baselines.piece_per_call import PiecePerCall
 from benchmarks.baselines.queue_batcher import QueueBatcher
-from benchmarks.classification.replica_context import pass_for_a_replica
+from benchmarks.baselines.replica_context import pass_for_a_replica
 
 LONG_S = 3600
 """No batch waits so long: one that is full must not wait at all."""
