@@ -2,18 +2,14 @@
 
 This process must not open such a GPU by CUDA: its context would take some hundred MiB. So all
 figures come from NVIDIA's driver, and on a CPU from the system.
-
-Source: https://docs.kernel.org/filesystems/proc.html (smaps_rollup)
 """
 
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import psutil
 import pynvml
@@ -24,13 +20,6 @@ from deployments.device.device import MemoryDevice
 from deployments.device.memory_readers import CpuMemory
 
 logger = logging.getLogger(__name__)
-
-PSS: Final = "Pss:"
-KIB: Final = 1024
-
-REST: Final = 50
-"""The kernel walks all pages for a process's share of them; it does so for 2 % of the time at most.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,25 +111,16 @@ class WatchedGpus:
 class TreeMemory:
     """Reads the memory of this process and of those below it."""
 
-    def __init__(self, device: MemoryDevice, now_s: Callable[[], float] = time.monotonic) -> None:
-        """Keep the device.
-
-        Args:
-            device: `WatchedGpus`, or else the CPU.
-            now_s: Returns the time of a monotonic clock, in seconds.
-        """
+    def __init__(self, device: MemoryDevice) -> None:
+        """Keep the device: `WatchedGpus`, or else the CPU."""
         self._device = device
         self._machine = CpuMemory()
-        self._now_s = now_s
-        self._resident_bytes = 0
         self._peak_bytes = 0
-        self._due_s = -1.0
 
     def __call__(self) -> MemoryUse:
         """Return the figures of this moment."""
-        tree = list(_tree())
         if isinstance(self._device, WatchedGpus):
-            held = self._device.bytes_of({each.pid for each in tree})
+            held = self._device.bytes_of({each.pid for each in _tree()})
             self._peak_bytes = max(self._peak_bytes, held or 0)
             return MemoryUse(
                 device_total_bytes=self._device.total_bytes,
@@ -148,14 +128,9 @@ class TreeMemory:
                 process_bytes=held,
                 peak_bytes=self._peak_bytes or None,
             )
-        began_s = self._now_s()
-        if began_s >= self._due_s:
-            self._resident_bytes = _resident_bytes(tree)
-            self._due_s = began_s + REST * (self._now_s() - began_s)
-        self._peak_bytes = max(self._peak_bytes, self._resident_bytes)
-        return replace(
-            self._machine(), process_bytes=self._resident_bytes, peak_bytes=self._peak_bytes
-        )
+        resident_bytes = _resident_bytes(_tree())
+        self._peak_bytes = max(self._peak_bytes, resident_bytes)
+        return replace(self._machine(), process_bytes=resident_bytes, peak_bytes=self._peak_bytes)
 
 
 def _tree() -> Iterator[psutil.Process]:
@@ -164,18 +139,19 @@ def _tree() -> Iterator[psutil.Process]:
     yield from this.children(recursive=True)
 
 
-def _resident_bytes(processes: Sequence[psutil.Process]) -> int:
-    """Return the memory that processes hold, of which pages that they share count once."""
-    total = 0
+def _resident_bytes(processes: Iterable[psutil.Process]) -> int:
+    """Return the memory that processes hold.
+
+    Pages of files and of shared memory count once, as those of the process that has the most: all
+    load the same libraries. The kernel tells each process's part of them, too (smaps_rollup), but
+    walks all pages for it: 90 ms of a core for the 5.3 GiB of a small model on vLLM, instead of
+    0.1 ms. The two figures were 0.04 % apart.
+    """
+    own_bytes = shared_bytes = 0
     for process in processes:
-        with suppress(OSError, psutil.Error):
-            total += _share_bytes(process)
-    return total
-
-
-def _share_bytes(process: psutil.Process) -> int:
-    rollup = Path(f"/proc/{process.pid}/smaps_rollup")
-    if not rollup.exists():  # not Linux
-        return int(process.memory_info().rss)
-    lines = rollup.read_text().splitlines()
-    return sum(KIB * int(line.split()[1]) for line in lines if line.startswith(PSS))
+        with suppress(psutil.Error):
+            memory = process.memory_info()
+            shared = getattr(memory, "shared", 0)  # Linux tells it
+            own_bytes += memory.rss - shared
+            shared_bytes = max(shared_bytes, shared)
+    return own_bytes + shared_bytes

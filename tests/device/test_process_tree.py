@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,6 @@ import psutil
 import pynvml
 import pytest
 
-from deployments.device import process_tree
 from deployments.device.device import CpuDevice
 from deployments.device.process_tree import TreeMemory, WatchedGpus
 from tests.failing import failing
@@ -36,23 +36,34 @@ def test_the_memory_of_processes_below_this_one_counts() -> None:
     assert after.device_total_bytes
 
 
-def test_the_pages_are_not_walked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    walks = iter([100, 300, 200])
-    monkeypatch.setattr(process_tree, "_resident_bytes", lambda _: next(walks))
-    now_s = 0.0
-
-    def clock() -> float:
-        nonlocal now_s
-        now_s += 0.01
-        return now_s
-
-    read = TreeMemory(CpuDevice(), clock)
-    assert [read().process_bytes for _ in range(3)] == [100, 100, 100]
-    now_s += 10
-    assert [read().process_bytes for _ in range(2)] == [300, 300]
-    now_s += 10
-    use = read()
-    assert (use.process_bytes, use.peak_bytes) == (200, 300)
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems don't tell shared pages")
+def test_pages_of_a_file_count_once(tmp_path: Path) -> None:
+    file = tmp_path / "mapped"
+    file.write_bytes(bytes(GROWN_BYTES))
+    code = (
+        f"import mmap; file = open({str(file)!r}, 'rb'); "
+        "pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ); "
+        "print(max(pages[::4096]), flush=True); input()"
+    )
+    read = TreeMemory(CpuDevice())
+    before = read().process_bytes
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for _ in range(3)
+    ]
+    try:
+        for child in children:
+            assert child.stdout is not None
+            child.stdout.readline()
+        after = read().process_bytes
+    finally:
+        for child in children:
+            child.communicate(b"\n")
+    assert before is not None
+    assert after is not None
+    assert after - before < 2 * GROWN_BYTES
 
 
 @dataclass
