@@ -24,18 +24,25 @@ const BATCHES = "raystream_batches_running";
  */
 function useFigures(isShown) {
   const [figures, setFigures] = useState(/** @type {any} */ (null));
+  const [batches, setBatches] = useState(/** @type {any} */ (null));
   const [error, setError] = useState(/** @type {any} */ (null));
   const [round, setRound] = useState(0);
   const history = useRef({ unixS: [], tokensPerS: [], window: [] });
   useEffect(() => {
     if (!isShown) return undefined;
     let timer = 0;
+    let listing = null;
     const asking = new AbortController();
+    const fail = (problem) => asking.signal.aborted || setError(problem);
+    // Beside the figures, which must not wait for a slow disk.
+    const list = () => (listing ??= batchesOf(asking.signal).then(setBatches, fail).finally(() => (listing = null)));
     const look = async () => {
       try {
         const found = await read(asking.signal);
         setFigures((before) => withRate(found, before, history.current));
         setError(null);
+        if (found.samples[BATCHES].length) list();
+        else setBatches(null);
       } catch (problem) {
         if (asking.signal.aborted) return;
         setError(problem);
@@ -49,7 +56,7 @@ function useFigures(isShown) {
       clearTimeout(timer);
     };
   }, [isShown, round]);
-  return { figures, error, history: history.current, retry: () => setRound(round + 1) };
+  return { figures, batches, error, history: history.current, retry: () => setRound(round + 1) };
 }
 
 /** @param {AbortSignal} signal */
@@ -59,8 +66,7 @@ async function read(signal) {
     ask("metrics", { signal }).then((answer) => answer.text()),
   ]);
   const samples = samplesOf(metrics, [REFUSED, MOVED, DELIVERED, PROMPTS, BATCHES, ...TIMES]);
-  const ms = performance.now();
-  return { models: devices.data, samples, ms, batches: samples[BATCHES].length ? await batchesOf(signal) : null };
+  return { models: devices.data, samples, ms: performance.now() };
 }
 
 /** @param {AbortSignal} signal @returns The batches with the component that shows them; null if none are kept. */
@@ -144,7 +150,7 @@ function useVisible() {
 /** @param {{isShown: boolean, onKey: () => void}} props */
 export function Live({ isShown, onKey }) {
   const isVisible = useVisible();
-  const { figures, error, history, retry } = useFigures(isShown && isVisible);
+  const { figures, batches, error, history, retry } = useFigures(isShown && isVisible);
   return html`
     <div class="sheet broad">
       <h2>Live</h2>
@@ -169,8 +175,7 @@ export function Live({ isShown, onKey }) {
           <${Chart} label="Tokens delivered" x=${history.unixS}
             lines=${[{ name: "tokens/s", values: history.tokensPerS }]} format=${(value) => number(value)} />`}
         ${figures.average?.keys.some(({ name }) => name) && html`<${Keys} keys=${figures.average.keys} />`}
-        ${figures.batches && html`
-          <${figures.batches.Batches} batches=${figures.batches.batches} onChange=${retry} />`}
+        ${batches && html`<${batches.Batches} batches=${batches.batches} onChange=${retry} />`}
         ${figures.models.map((model) => html`<${Model} key=${model.id} found=${model} foundMs=${figures.ms}
           samples=${figures.samples} onChange=${retry} />`)}`}
     </div>`;

@@ -223,6 +223,30 @@ async def test_live_shows_how_far_each_batch_is_and_cancels_one(
         await expect(page.page.get_by_role("region", name="Replicas of m")).to_be_visible()
 
 
+async def test_live_shows_the_replicas_while_the_list_of_batches_takes_its_time(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_asked, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(route: Route) -> None:
+        is_asked.set()
+        await goes_on.wait()
+        await route.fallback()
+
+    async with opened(browser, Models(folder=tmp_path / "jobs"), monkeypatch) as page:
+        await page.page.route("**/v1/batches?*", slow)
+        await page.open("live")
+        await asyncio.wait_for(is_asked.wait(), 30)
+        await expect(page.page.get_by_role("region", name="Replicas of m")).to_be_visible()
+        # The figures are read again, too.
+        await expect(page.page.get_by_role("tabpanel", name="Live")).to_contain_text("on average")
+        batches = page.page.get_by_role("region", name="Batches")
+        await expect(batches).to_have_count(0)
+        goes_on.set()
+        await expect(batches).to_contain_text("None.")
+        page.check_quiet()
+
+
 async def unreadable(route: Route) -> None:
     await route.fulfill(status=503, json={"error": {"code": "jobs_unavailable"}})
 
