@@ -56,16 +56,6 @@ class OperatorWish:
     is_pinned: bool = False
     ending: frozenset[str] = frozenset()
 
-    def to_json(self) -> bytes:
-        """Return the wish as it is stored."""
-        return json.dumps({"is_pinned": self.is_pinned, "ending": sorted(self.ending)}).encode()
-
-    @classmethod
-    def from_json(cls, stored: bytes) -> Self:
-        """Return a wish that was stored."""
-        found = json.loads(stored)
-        return cls(bool(found["is_pinned"]), frozenset(found["ending"]))
-
 
 NO_WISH: Final = OperatorWish()
 
@@ -73,9 +63,36 @@ ReadWish = Callable[[str, str], OperatorWish]
 """Returns the wish for an application's deployment."""
 
 
-def wish_key(application: str, deployment: str) -> bytes:
-    """Return the key of a deployment's wish in the store."""
-    return f"{application}#{deployment}".encode()
+@dataclass(frozen=True, slots=True)
+class WishKeys:
+    """Where the store has the wish for a deployment.
+
+    The store can't change a value only if it is still what was read. So a pin and an end are apart:
+    whoever writes one of them undoes no other operator's change of the other.
+
+    Attributes:
+        pin: There while the model is pinned.
+        ending: The ids of replicas that shall end; see `ending_to_json`.
+    """
+
+    pin: bytes
+    ending: bytes
+
+    @classmethod
+    def of(cls, application: str, deployment: str) -> Self:
+        """Return the keys of an application's deployment."""
+        return cls(*(f"{application}#{deployment}#{name}".encode() for name in ("pin", "ending")))
+
+    def read(self, stored: Mapping[bytes, bytes]) -> OperatorWish:
+        """Return the wish, from the store's values by their keys."""
+        return OperatorWish(
+            self.pin in stored, frozenset(json.loads(stored.get(self.ending, b"[]")))
+        )
+
+
+def ending_to_json(ending: Iterable[str]) -> bytes:
+    """Return ids of replicas that shall end as the store keeps them."""
+    return json.dumps(sorted(ending)).encode()
 
 
 def read_wish(application: str, deployment: str) -> OperatorWish:
@@ -91,15 +108,13 @@ def read_wishes(application: str, deployments: Iterable[str]) -> dict[str, Opera
     Raises:
         Exception: Ray's control service does not answer within `READ_TIMEOUT_S`.
     """
-    keys = {each: wish_key(application, each) for each in deployments}
+    keys = {each: WishKeys.of(application, each) for each in deployments}
     client = internal_kv_get_gcs_client()  # type: ignore[no-untyped-call] # Ray leaves it untyped
     if client is None:  # no Ray
         return dict.fromkeys(keys, NO_WISH)
-    stored = client.internal_kv_multi_get([*keys.values()], NAMESPACE, timeout=READ_TIMEOUT_S)
-    return {
-        each: OperatorWish.from_json(stored[key]) if key in stored else NO_WISH
-        for each, key in keys.items()
-    }
+    asked = [key for each in keys.values() for key in (each.pin, each.ending)]
+    stored = client.internal_kv_multi_get(asked, NAMESPACE, timeout=READ_TIMEOUT_S)
+    return {each: found.read(stored) for each, found in keys.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,9 @@ class Scaling:
 class ScalingControl(Protocol):
     """Serve's scaling, as the actions see it; each method names a deployment.
 
+    A pin and an end are apart, so that no action undoes a simultaneous one. A pin goes before an
+    end, and takes back the one that was there.
+
     Each raises `ReplicaUnavailableError` if Ray's control plane does not answer.
     """
 
@@ -52,12 +55,16 @@ class ScalingControl(Protocol):
         """Let a replica run in any case."""
         ...
 
+    async def unpin(self, deployment: str) -> None:
+        """Let the load decide whether a replica runs."""
+        ...
+
     async def end(self, deployment: str) -> bool:
         """Let the replicas that run end once they have nothing to do; return whether any runs."""
         ...
 
-    async def release(self, deployment: str) -> None:
-        """Let only the load decide."""
+    async def keep(self, deployment: str) -> None:
+        """Let the replicas that were to end go on."""
         ...
 
 
@@ -71,11 +78,14 @@ class FixedModels:
     async def pin(self, deployment: str) -> None:
         """Do nothing: the model runs in any case."""
 
+    async def unpin(self, deployment: str) -> None:
+        """Do nothing: the model runs in any case."""
+
     async def end(self, deployment: str) -> bool:
         """Do nothing: the model runs in any case."""
         return True
 
-    async def release(self, deployment: str) -> None:
+    async def keep(self, deployment: str) -> None:
         """Do nothing: the model runs in any case."""
 
 
@@ -122,8 +132,7 @@ class OperatorActions:
             RaystreamError: It was waited for, and can't be started; or Serve has given it up.
         """
         deployment = self._deployment_of(model_id)
-        if not (await self._control.scaling_of(deployment)).is_pinned:
-            await self._control.release(deployment)
+        await self._control.keep(deployment)
         if self._catalog.is_cold(model_id) or deployment in self._light_sleepers:
             task = self._wake(model_id, deployment)
             # Of a model that has failed, the answer is there at once.
@@ -198,13 +207,14 @@ class OperatorActions:
         scaling = await self._control.scaling_of(deployment)
         if scaling.min_replicas == 0:
             _require_load_policy(model_id, scaling)
-        if scaling.pinned_rival is not None:
-            rival = self._model_of(scaling.pinned_rival)
-            raise ModelConflictError(
-                f"The models {model_id!r} and {rival!r} take turns, and {rival!r} is pinned. "
-                f"Send POST /v1/models/{rival}/unpin first."
-            )
+        self._require_no_rival(model_id, scaling)
         await self._control.pin(deployment)
+        if not scaling.is_pinned:
+            try:  # two that take turns may be pinned at once
+                self._require_no_rival(model_id, await self._control.scaling_of(deployment))
+            except RaystreamError:
+                await self._control.unpin(deployment)
+                raise
         # A replica looks for a pin before it falls asleep, not while it sleeps.
         if deployment in self._light_sleepers and not self._catalog.is_cold(model_id):
             self._wake(model_id, deployment)
@@ -222,9 +232,17 @@ class OperatorActions:
             RaystreamError: Serve's controller can't be asked.
         """
         deployment = self._deployment_of(model_id)
-        if (await self._control.scaling_of(deployment)).is_pinned:
-            await self._control.release(deployment)
+        await self._control.unpin(deployment)
         return replace(await self._states.of(deployment), is_pinned=False)
+
+    def _require_no_rival(self, model_id: str, scaling: Scaling) -> None:
+        """Raise `ModelConflictError` if a model that takes turns with this one is pinned."""
+        if scaling.pinned_rival is not None:
+            rival = self._model_of(scaling.pinned_rival)
+            raise ModelConflictError(
+                f"The models {model_id!r} and {rival!r} take turns, and {rival!r} is pinned. "
+                f"Send POST /v1/models/{rival}/unpin first."
+            )
 
     def _deployment_of(self, model_id: str) -> str:
         self._catalog.require_known(model_id)

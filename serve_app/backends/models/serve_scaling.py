@@ -13,7 +13,13 @@ import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
 from ray.serve.context import _get_global_client
 
-from deployments.autoscaling import NAMESPACE, LoadPolicy, OperatorWish, read_wishes, wish_key
+from deployments.autoscaling import (
+    NAMESPACE,
+    LoadPolicy,
+    WishKeys,
+    ending_to_json,
+    read_wishes,
+)
 from deployments.contract.errors import ModelConflictError, RaystreamError, ReplicaUnavailableError
 from deployments.contract.model_spec import deployment_name_of
 from deployments.turns import TurnPolicy
@@ -64,23 +70,35 @@ class ServeScaling:
 
     async def pin(self, deployment: str) -> None:
         """Let a replica run in any case."""
-        await self._write(deployment, OperatorWish(is_pinned=True))
+        keys = self._keys(deployment)
+
+        def pin() -> None:
+            _internal_kv_put(keys.pin, b"1", namespace=NAMESPACE)
+            # After the pin, so that an end that is written meanwhile does not outlive it.
+            _internal_kv_del(keys.ending, namespace=NAMESPACE)
+
+        await _asked(pin, MAY_CHANGE)
+
+    async def unpin(self, deployment: str) -> None:
+        """Let the load decide whether a replica runs."""
+        key = self._keys(deployment).pin
+        await _asked(lambda: _internal_kv_del(key, namespace=NAMESPACE), MAY_CHANGE)
 
     async def end(self, deployment: str) -> bool:
         """Let the replicas that run end once they have nothing to do; return whether any runs."""
-        running = self._replicas[deployment].ids
+        key, running = self._keys(deployment).ending, self._replicas[deployment].ids
         if running:
-            await self._write(deployment, OperatorWish(ending=running))
+            value = ending_to_json(running)
+            await _asked(lambda: _internal_kv_put(key, value, namespace=NAMESPACE), MAY_CHANGE)
         return bool(running)
 
-    async def release(self, deployment: str) -> None:
-        """Let only the load decide."""
-        key = wish_key(self._application, deployment)
+    async def keep(self, deployment: str) -> None:
+        """Let the replicas that were to end go on."""
+        key = self._keys(deployment).ending
         await _asked(lambda: _internal_kv_del(key, namespace=NAMESPACE), MAY_CHANGE)
 
-    async def _write(self, deployment: str, wish: OperatorWish) -> None:
-        key = wish_key(self._application, deployment)
-        await _asked(lambda: _internal_kv_put(key, wish.to_json(), namespace=NAMESPACE), MAY_CHANGE)
+    def _keys(self, deployment: str) -> WishKeys:
+        return WishKeys.of(self._application, deployment)
 
     def _scaling_of(self, deployment: str) -> Scaling:
         application = self._details()

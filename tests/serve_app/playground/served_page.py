@@ -66,8 +66,11 @@ class Operated(Sleeper):
         self.wish = "sleep"
         return self.replicas.has_any
 
-    async def release(self, deployment: str) -> None:
-        self.wish = None
+    async def unpin(self, deployment: str) -> None:
+        self.wish = None if self.wish == "pin" else self.wish
+
+    async def keep(self, deployment: str) -> None:
+        self.wish = None if self.wish == "sleep" else self.wish
 
 
 @dataclass

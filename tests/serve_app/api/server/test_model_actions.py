@@ -43,12 +43,17 @@ class Sleeper(FakeBackend):
 
 @dataclass
 class Cluster:
-    """Serve with two models, `org/m` that may sleep, and `b`; see `ScalingControl`."""
+    """Serve with two models, `org/m` that may sleep, and `b`; see `ScalingControl`.
+
+    Attributes:
+        pins_too: The deployment that another operator pins while `org/m` is pinned.
+    """
 
     state: DeploymentState = ASLEEP
     scaling: Scaling = field(default_factory=lambda: Scaling(0, has_load_policy=True))
     replicas: RunningReplicas = field(default_factory=RunningReplicas)
     wishes: dict[str, str] = field(default_factory=dict)
+    pins_too: str | None = None
     light_sleep_after_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -67,14 +72,20 @@ class Cluster:
 
     async def pin(self, deployment: str) -> None:
         self.wishes[deployment] = "pin"
+        self.scaling = replace(self.scaling, pinned_rival=self.pins_too)
 
     async def end(self, deployment: str) -> bool:
         if self.replicas.has_any:
             self.wishes[deployment] = "sleep"
         return self.replicas.has_any
 
-    async def release(self, deployment: str) -> None:
-        self.wishes.pop(deployment, None)
+    async def unpin(self, deployment: str) -> None:
+        if self.wishes.get(deployment) == "pin":
+            del self.wishes[deployment]
+
+    async def keep(self, deployment: str) -> None:
+        if self.wishes.get(deployment) == "sleep":
+            del self.wishes[deployment]
 
     @asynccontextmanager
     async def client(
@@ -234,6 +245,15 @@ async def test_what_a_model_can_not_do_is_a_conflict_that_says_what_to_change(
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (409, "model_conflict")
     assert hint in error["message"]
+    assert cluster.wishes == {}
+
+
+async def test_of_two_that_take_turns_not_both_are_pinned_at_once(cluster: Cluster) -> None:
+    cluster.pins_too = "b"
+    async with cluster.client() as client:
+        answer = await act(client, "pin")
+    assert answer.status_code == 409
+    assert "POST /v1/models/b/unpin first" in answer.json()["error"]["message"]
     assert cluster.wishes == {}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from deployments.autoscaling import OperatorWish
+from deployments.autoscaling import OperatorWish, WishKeys
 from deployments.contract.errors import ModelConflictError, ReplicaUnavailableError
 from serve_app.backends.models import serve_scaling
 from serve_app.backends.models.operator_actions import Scaling
@@ -18,7 +18,7 @@ from serve_app.backends.models.serve_scaling import (
     group_in,
     scaling_in,
 )
-from serve_app.backends.replicas.running_replicas import RunningReplicas
+from serve_app.backends.replicas.running_replicas import ReplicaFacts, RunningReplicas
 from tests.deadline import DEADLINE_S
 from tests.failing import failing
 from tests.stopped_clock import Clock
@@ -100,8 +100,39 @@ async def test_a_controller_that_is_silent_has_changed_nothing(
     assert "it is gone" in caplog.text
 
 
+async def test_the_actions_undo_no_simultaneous_one_but_an_end_by_a_pin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stored: dict[bytes, bytes] = {}
+    monkeypatch.setattr(
+        serve_scaling, "_internal_kv_put", lambda key, value, **_: stored.update({key: value})
+    )
+    monkeypatch.setattr(serve_scaling, "_internal_kv_del", lambda key, **_: stored.pop(key, None))
+    replicas = RunningReplicas()
+    replicas.replace([ReplicaFacts("r", None)])
+    asked = ServeScaling("app", {"a": replicas})
+
+    def wish() -> OperatorWish:
+        return WishKeys.of("app", "a").read(stored)
+
+    ending = frozenset({"r"})
+    assert await asked.end("a")
+    assert wish() == OperatorWish(ending=ending)
+    await asked.unpin("a")
+    assert wish() == OperatorWish(ending=ending)
+    await asked.pin("a")
+    assert wish() == PINNED
+    # Both had looked before the pin: one puts the model to sleep, one wakes it.
+    assert await asked.end("a")
+    assert wish() == OperatorWish(is_pinned=True, ending=ending)
+    await asked.keep("a")
+    assert wish() == PINNED
+    await asked.unpin("a")
+    assert wish() == OperatorWish()
+
+
 @pytest.mark.in_time
-@pytest.mark.parametrize("action", ["pin", "release"])
+@pytest.mark.parametrize("action", ["pin", "unpin", "keep"])
 async def test_a_store_that_is_silent_may_have_changed_something(
     monkeypatch: pytest.MonkeyPatch, advance: Clock, action: str
 ) -> None:
