@@ -17,6 +17,7 @@ from serve_app.keys.api_keys import KeyRing
 from tests.deadline import until
 from tests.serve_app.apps import ALICE, BOB, bearer, client_of, key
 from tests.serve_app.fakes import FakeBackend
+from tests.stopped_clock import settle
 
 ASLEEP = DeploymentState(ServingState.ASLEEP)
 RUNNING = DeploymentState(ServingState.RUNNING)
@@ -155,7 +156,8 @@ async def test_a_pin_of_a_model_without_a_replica_is_left_to_serve(cluster: Clus
     cluster.light_sleep_after_s = 60
     async with cluster.client() as client:
         assert (await act(client, "pin")).status_code == 202
-    assert cluster.sleeper.num_pings == 0, "its next replica starts awake"
+        await settle()
+        assert cluster.sleeper.num_pings == 0, "its next replica starts awake"
 
 
 async def test_a_start_that_is_waited_for_and_fails_says_why(cluster: Cluster) -> None:
