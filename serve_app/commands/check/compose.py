@@ -14,16 +14,8 @@ from typing import Any, Final, Self
 
 import yaml
 
-from serve_app.commands.check.model_source import (
-    OTHER_FORMATS,
-    KnownFiles,
-    ModelFiles,
-    SourceError,
-    is_folder,
-    is_path,
-    path_of,
-    read_all,
-)
+from serve_app.commands.check.model_source import KnownFiles, is_folder, is_path, path_of, read_all
+from serve_app.commands.check.source_files import OTHER_FORMATS, ModelFiles, SourceError
 from serve_app.config import model_id_of
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE, ApiKeysError, read_environment
 from serve_app.strict_yaml import UniqueKeyLoader

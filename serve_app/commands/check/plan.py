@@ -32,7 +32,8 @@ from deployments.plan.processor import has_bfloat16
 from deployments.plan.replica_plan import ReplicaPlan, SequenceLengthError, plan_replica
 from deployments.plan.sizes import DeviceMemory
 from deployments.plan.weight_count import counted_shape
-from serve_app.commands.check.model_source import ModelFiles, SourceError, read_files
+from serve_app.commands.check.model_source import read_files
+from serve_app.commands.check.source_files import ModelFiles, SourceError
 from serve_app.commands.check.turns import TurnPolicyConfig, turns_in
 from serve_app.config import AppConfig
 from serve_app.gpu_shares import resolve_models, to_spec

@@ -25,11 +25,12 @@ from ray.serve.schema import HTTPOptionsSchema
 from deployments.contract.model_spec import ModelConfig, number
 from deployments.contract.strict_model import StrictModel
 from serve_app import vllm_environment
-from serve_app.commands.check import model_source
+from serve_app.commands.check import model_source, source_problems
 from serve_app.commands.check.check import find_problems, place
 from serve_app.commands.check.compose import BUILDER
-from serve_app.commands.check.model_source import KnownFiles, SourceError
+from serve_app.commands.check.model_source import KnownFiles
 from serve_app.commands.check.ray_check import MAX_PORT, host_problem
+from serve_app.commands.check.source_files import SourceError
 from serve_app.commands.server_environment import HAPROXY, HAPROXY_PORTS, is_free
 from serve_app.config import AppConfig
 from serve_app.gpu_shares import known_shares
@@ -199,7 +200,7 @@ def _source_faults(entries: Mapping[str, ModelConfig], known: KnownFiles) -> Ite
             yield f"{path}.source: {files}"
             continue
         if not model.engine_urls:  # its servers have the weights
-            faults = model_source.problems(files, model.engine)
+            faults = source_problems.problems(files, model.engine)
             yield from (f"{path}.source: {each}" for each in faults)
         if (problem := files.task_problem(model.task)) is not None:
             yield f"{path}.task: {problem}"

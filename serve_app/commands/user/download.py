@@ -16,7 +16,8 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
 from deployments.contract.model_spec import ModelConfig
-from serve_app.commands.check.model_source import SourceError, local_folder
+from serve_app.commands.check.model_source import local_folder
+from serve_app.commands.check.source_files import SourceError
 
 PATTERNS: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """The files of a repository that raystream reads."""

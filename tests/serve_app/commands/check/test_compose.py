@@ -17,8 +17,8 @@ from serve_app.commands.check.compose import (
     in_words,
     is_file,
 )
-from serve_app.commands.check.model_source import ModelFiles, SourceError
 from serve_app.commands.check.preflight import Depth, examine
+from serve_app.commands.check.source_files import ModelFiles, SourceError
 from serve_app.config import AppConfig
 from serve_app.keys.api_keys import load_api_keys
 

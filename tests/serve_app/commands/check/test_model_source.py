@@ -11,13 +11,9 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from deployments.contract.descriptions import Task
 from serve_app.commands.check import model_source
-from serve_app.commands.check.model_source import (
-    ModelFiles,
-    SourceError,
-    is_folder,
-    problems,
-    read_files,
-)
+from serve_app.commands.check.model_source import is_folder, read_files
+from serve_app.commands.check.source_files import ModelFiles, SourceError
+from serve_app.commands.check.source_problems import problems
 from tests.offenders import every, for_each
 
 ROOT = Path(__file__).resolve().parents[4]
