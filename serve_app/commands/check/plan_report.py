@@ -25,8 +25,8 @@ LENGTHS: Final = (1024, 4096, 16_384)
 """Lengths of sequences for which a plan says how many run at once, in tokens."""
 
 MEASURED_WHERE: Final = (
-    "Captured steps are planned with what they took on an H100. What a replica measures at its "
-    "start stands beside its plan in its log and in GET /v1/devices."
+    "Captured steps are planned with what they took on an H100. A replica measures its memory when "
+    "it starts; its log and GET /v1/devices show planned and measured memory side by side."
 )
 
 
