@@ -1,6 +1,8 @@
 """The policy of turns by simulation, and behind Serve's own wrapper of policies."""
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -8,9 +10,10 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from ray import cloudpickle
 from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve.autoscaling_policy import _apply_app_level_autoscaling_config
-from ray.serve.config import AutoscalingConfig, AutoscalingContext
+from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
 from benchmarks.turns.foresight import least_loads
 from deployments.autoscaling import LatestWish, LoadPolicy, OperatorWish
@@ -222,14 +225,14 @@ class Serve:
     def decide(self) -> dict[str, int]:
         """Ask the policy; return the targets, which are now reached."""
         contexts = {
-            DeploymentID(name, "app"): self._context(name, config)
+            DeploymentID(name, "app"): self.context(name, config)
             for name, config in self.configs.items()
         }
         decided, self._states = self._policy(contexts)
         self.targets |= {key.name: number for key, number in decided.items()}
         return dict(self.targets)
 
-    def _context(self, name: str, config: AutoscalingConfig) -> AutoscalingContext:
+    def context(self, name: str, config: AutoscalingConfig) -> AutoscalingContext:
         key = DeploymentID(name, "app")
         return AutoscalingContext(
             deployment_id=key,
@@ -278,6 +281,55 @@ def test_serve_starts_no_model_out_of_its_turn_and_stops_one_without_its_delays(
     controller.running["A"] = 0  # its streams are parked, and its requests wait
     assert controller.decide() == {"A": 0, "B": 1}
     assert controller.configs["A"].downscale_to_zero_delay_s == 600, "only for that decision"
+
+
+IN_THE_CONTROLLER = """
+import sys
+
+class Elsewhere:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "deployments":
+            raise ImportError(f"{name} is not installed here")
+
+sys.meta_path.insert(0, Elsewhere())
+from ray import cloudpickle
+
+policy, contexts = cloudpickle.load(sys.stdin.buffer)
+numbers, _ = policy.get_policy()(**policy.policy_kwargs)(contexts)
+for key, number in numbers.items():
+    print(key.name, number, contexts[key].config.downscale_delay_s)
+"""
+"""Asks a policy where only Ray is installed, and prints what it returns and the delays left."""
+
+
+def named_policy(name: str, **arguments: Any) -> AutoscalingPolicy:
+    """Return what Serve makes of a policy that a file names."""
+    return AutoscalingPolicy(policy_function=name, **arguments)  # type: ignore[no-untyped-call] # left untyped
+
+
+@pytest.mark.slow
+def test_serve_takes_the_policies_to_a_process_without_our_modules() -> None:
+    groups = {"gpu": ["A", "B"]}
+    policy = named_policy("deployments.turns:TurnPolicy", policy_kwargs={"groups": groups})
+    controller, _ = serve("A", "B")
+    controller.running |= {"A": 1, "B": 1}
+    controller.targets |= {"A": 1, "B": 1}
+    own = named_policy("deployments.autoscaling:LoadPolicy")
+    contexts = {
+        DeploymentID(name, "app"): controller.context(
+            name, AutoscalingConfig(**SHIPPED, policy=own)
+        )
+        for name in "AB"
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", IN_THE_CONTROLLER],
+        input=cloudpickle.dumps((policy, contexts)),  # type: ignore[no-untyped-call] # left untyped
+        capture_output=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().splitlines() == ["A 1 300.0", "B 0 0.0"]
 
 
 def test_a_pinned_model_keeps_its_turn_until_it_is_unpinned() -> None:
