@@ -39,8 +39,7 @@ RETRY_INTERVAL_S: Final = 10.0
 models Serve's controller would do nothing but wait."""
 
 WITHOUT_DELAY: Final = {"downscale_delay_s": 0.0, "downscale_to_zero_delay_s": 0.0}
-"""Serve's delays are for a load that may come back. What an operator wants, and the end of a turn,
-do not depend on a load."""
+"""Serve's delays are for a load that may come back, not for an operator who wants an end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,8 @@ is scaled to zero. The ingresses see that Serve wants no replica of it, and park
 (`serve_app.backends.replicas.replica_departures`). Until its next turn these are offered to Serve,
 as new requests are. So both count as requests that wait, and nothing else has to tell the policy.
 
-Serve copies this module by value into its controller, so it imports nothing heavy, and of ours only
-plain values: a function or a class would be looked for there by its name. The state is lost with
-the controller: the next one goes on with the model that runs.
+Serve copies this module by value into its controller, so it imports nothing of ours and nothing
+heavy. The state is lost with the controller: the next one goes on with the model that runs.
 """
 
 import inspect
@@ -18,13 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from deployments.autoscaling import WITHOUT_DELAY
-
 MIN_TURN_S: Final = 30.0
 """A swap on a CPU takes about 10 s, so that at least three quarters of the time are worked."""
 
 MAX_START_S: Final = 600.0
 """Weights may have to be downloaded first."""
+
+WITHOUT_DELAY: Final = {"downscale_delay_s": 0.0, "downscale_to_zero_delay_s": 0.0}
+"""Serve's delays are for a load that may come back. The end of a turn does not depend on a load.
+
+`deployments.autoscaling` has the same for an operator's wish, and imports Ray, which a plan of the
+turns does without.
+"""
 
 
 @dataclass(frozen=True, slots=True)
