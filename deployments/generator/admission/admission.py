@@ -15,9 +15,10 @@ that they finish; but if that replica still runs them, they are admitted only if
 once.
 
 If as many wait as may, a request of a better priority than others is admitted all the same. One of
-those that wait is then parked: the newest of the worst priority. If none waits that could be, one
-that runs is going to give up its place. At the same priority, a tenant that uses less than its
-share of the queue gets the room of the newest of the tenant that is furthest beyond its own.
+those that wait is then parked, or refused if it is not accepted yet: the newest of the worst
+priority. If none waits that could be, one that runs is going to give up its place. At the same
+priority, a tenant that uses less than its share of the queue gets the room of the newest of the
+tenant that is furthest beyond its own, or the place of one that runs if it runs nothing itself.
 Nothing is parked before the request is known to be valid, and its tokens to find room, too: until
 then, and until those that were displaced are parked, more may wait than the limit says, by as many
 as can be parked.
@@ -27,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from deployments.contract.claims import PRIORITY_AGING_S, Claim, FairShares, TenantService
 from deployments.contract.errors import InvalidRequestError, OverloadedError, OverloadReason
@@ -199,8 +201,11 @@ class Admission:
             num_planned_tokens: As many as the engine reserves memory for when the sequence begins.
 
         Raises:
-            OverloadedError: Too many sequences or tokens would wait.
+            OverloadedError: Too many sequences or tokens would wait, or it has made room meanwhile.
         """
+        if permit.has_made_room:
+            raise self._too_many_wait(1, f"{self.num_running} sequences run")
+        permit.may_be_refused = False
         unweighed = [each for each in permit.siblings if not each.blocks]
         due = [each for each in (permit, *unweighed) if self._estimate.holds(each)]
         blocks = self._layout.blocks_for(num_planned_tokens)
@@ -209,7 +214,7 @@ class Admission:
             raise self._no_room_for_hand_over()
         if permit.is_bounded:
             for each in self._to_park(permit, due, num_beyond, num_tokens):
-                self.park(each)
+                self._let_go(each)
         self._estimate.weigh(due, num_tokens, blocks)
         self._feed.update()
 
@@ -230,7 +235,9 @@ class Admission:
         )
         permit.num_owed = num_owed
         permit.is_offered = request.is_parked
+        permit.may_be_refused = _may_park(request) and group is None and not request.is_resumed
         for each in (permit, *siblings):
+            each.may_park = _may_park(request)
             self._enter(each)
         if group is not None:
             self._reserved[group.id] = permit
@@ -311,7 +318,7 @@ class Admission:
         return leaving + room
 
     def _to_leave(self, num: int, claim: Claim, due: Sequence[Permit] = ()) -> list[Permit] | None:
-        """Return what to park, so that `num` more may wait; None if there is no room for so many.
+        """Return what is to go, so that `num` more may wait; None if there is no room for so many.
 
         Those that wait and are of a worse priority go first. Those that run and will be displaced
         count, too: they are parked when that is due. If these do not suffice, see `_room`.
@@ -321,7 +328,17 @@ class Admission:
             return behind[:num]
         rest = [each for each in self._estimate.oldest_first if each not in due]
         limit = self.limits.max_queued_sequences
-        return self._room(claim, num, limit, dict.fromkeys(rest, 1)) or None
+        if room := self._room(claim, num, limit, dict.fromkeys(rest, 1)):
+            return room
+        return [] if num == 1 and self._estimate.takes_place(claim, due) else None
+
+    def _let_go(self, permit: Permit) -> None:
+        """Let one that waits make room: it is parked, or refused if it is not accepted yet."""
+        if permit.run is None:
+            permit.has_made_room = True
+            self._estimate.leave(permit)
+        else:
+            self.park(permit)
 
     def _room(
         self, claim: Claim, num_missing: int, limit: int, sizes: Mapping[Permit, int]
@@ -335,7 +352,8 @@ class Admission:
             sizes: How much each other that waits takes, oldest first.
         """
         waiting = [(permit, permit.claim, size) for permit, size in sizes.items()]
-        return self._shares.to_go(claim, num_missing, limit, waiting, _may_park)
+        may_go = attrgetter("may_make_room")
+        return self._shares.to_go(claim, num_missing, limit, waiting, may_go)
 
     def _too_many_wait(self, num_too_many: int, why: str) -> OverloadedError:
         limit = self.limits.max_queued_sequences
@@ -388,5 +406,5 @@ def _group_of(request: GenerationRequest) -> RequestGroup | None:
     return None if request.is_resumed else request.group
 
 
-def _may_park(permit: Permit) -> bool:
-    return permit.run is not None and permit.run.may_park
+def _may_park(request: GenerationRequest) -> bool:
+    return request.may_park and not request.num_deaths

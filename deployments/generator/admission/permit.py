@@ -75,6 +75,10 @@ class Permit:
         is_offered: Whether its ingress offers it as one that was parked.
         is_bounded: Whether the limits on what waits apply to it.
         num_owed: How many others must be parked for it and its siblings, once they are weighed.
+        may_park: Whether its ingress takes it back once it is accepted and waits.
+        may_be_refused: Whether it may have to make room for another before that: it is new, alone,
+            and not weighed.
+        has_made_room: Whether it had to; its request learns that when it is weighed.
         run: The sequence once it is accepted; None before, and after it has left.
         num_displaced: How often another has taken its place here.
     """
@@ -100,6 +104,7 @@ class Permit:
         self.is_offered = False
         self.is_bounded = not is_resumed
         self.num_owed = 0
+        self.may_park = self.may_be_refused = self.has_made_room = False
         self.run: Run | None = None
         self.num_displaced = 0
         self._waited_s = 0.0
@@ -109,6 +114,11 @@ class Permit:
     def is_running(self) -> bool:
         """Whether the sequence would run if it were in the engine."""
         return self._runs.is_set()
+
+    @property
+    def may_make_room(self) -> bool:
+        """Whether it may leave what waits: it would be parked, or refused if it is not accepted."""
+        return self.may_be_refused if self.run is None else self.run.may_park
 
     async def wait_for_turn(self) -> None:
         """Wait until the sequence would run if it were in the engine."""

@@ -131,22 +131,19 @@ class RunEstimate:
         """Return how many of `num_new` sequences, not weighed yet, would have to wait."""
         if len(self.queue):
             new = self._coming(claim, is_resumed=is_resumed)
-            self.queue.add(new)
-            is_first = self.queue.first is new
-            self.queue.remove(new)
-            if not is_first:
+            if self._first_with(new) is not new:
                 return num_new
         return max(0, self.num_running + num_new - self._max_num_seqs)
 
     def behind(self, claim: Claim) -> list[Permit]:
-        """Return those of a worse priority that wait and may be parked, the first to go first.
+        """Return those of a worse priority that wait and may leave, the first to go first.
 
         That is the newest of the worst priority.
         """
         behind = [
             each
             for each in self.queue.unordered
-            if each.claim.priority > claim.priority and each.run is not None and each.run.may_park
+            if each.claim.priority > claim.priority and each.may_make_room
         ]
         return sorted(behind, key=lambda each: (each.claim.priority, each.arrival), reverse=True)
 
@@ -162,6 +159,27 @@ class RunEstimate:
             and each.run.is_parkable
             for each in self._running
         )
+
+    def takes_place(self, claim: Claim, due: Sequence[Permit] = ()) -> bool:
+        """Return whether a tenant that runs nothing gets a place of one beyond its share.
+
+        One that runs is parked for it then, or will be once it is accepted.
+
+        Args:
+            claim: The tenant's.
+            due: Its permits, if it has some already; none of it that waits may be before these.
+        """
+        new = self._coming(claim)
+        first = self._first_with(new)
+        beyond = self._beyond_share(new) if first is new or first in due else []
+        return any(each.may_park if each.run is None else each.run.is_parkable for each in beyond)
+
+    def _first_with(self, new: Permit) -> Permit | None:
+        """Return what would be next if one more waited."""
+        self.queue.add(new)
+        first = self.queue.first
+        self.queue.remove(new)
+        return first
 
     def _coming(self, claim: Claim | None, *, is_resumed: bool = False) -> Permit:
         new = Permit(claim=claim, is_resumed=is_resumed)
@@ -262,6 +280,7 @@ class RunEstimate:
 
         What runs is divided, in what the first lacks: places, or blocks of a group. Of a tenant,
         those yield that were displaced least often, so that none pays for all; then the newest.
+        Those that are not accepted yet will yield only to one that is not, either.
         """
         of_tenant = self._num_of_tenant
         if first.claim.tenant in of_tenant or max(of_tenant.values(), default=0) <= 1:
@@ -277,8 +296,7 @@ class RunEstimate:
             sum(size for _, _, size in running),
             running,
             lambda each: (
-                each.run is not None
-                and each.run.may_yield
+                (first.run is None if each.run is None else each.run.may_yield)
                 and each.claim.priority == first.claim.priority
             ),
         )

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.contract.claims import Claim, cost
 from deployments.contract.errors import OverloadedError, OverloadReason
-from deployments.contract.generation import GenerationRequest
+from deployments.contract.generation import GenerationRequest, RequestGroup
 from deployments.contract.sampling_params import SamplingParams
 from deployments.generator.async_engine import AsyncEngine
 from serve_app.backends.replicas.backend import Backend
@@ -76,6 +76,78 @@ def test_sequences_that_their_ingress_does_not_take_back_make_no_room() -> None:
     with pytest.raises(OverloadedError) as caught:
         replica.add("x", tenant="few")
     assert caught.value.reason is OverloadReason.REQUESTS
+
+
+def test_what_is_not_accepted_yet_makes_room_for_a_tenant_under_its_share() -> None:
+    replica = Replica(max_num_seqs=2, max_queued=2)
+    replica.add("a", tenant="many")
+    for name in "bcd":
+        replica.come(name, tenant="many", may_park=True)
+    replica.add("x", tenant="few")
+    replica.accept("c")
+    with pytest.raises(OverloadedError) as caught:
+        replica.accept("d")
+    assert caught.value.reason is OverloadReason.REQUESTS
+    assert (replica.counted.num_waiting, replica.parked) == (2, "")
+    with pytest.raises(OverloadedError):
+        replica.come("e", tenant="many", may_park=True)
+
+
+def test_what_was_admitted_elsewhere_or_with_others_makes_no_room_before_it_is_accepted() -> None:
+    for fields in (
+        {"is_resumed": True, "may_park": True},
+        {"num_deaths": 1, "may_park": True},
+        {"group": RequestGroup("g", 1, is_first=True), "may_park": True},
+        {"may_park": False},
+    ):
+        replica = Replica(max_num_seqs=1, max_queued=2)
+        for name in "abc":
+            replica.come(name, tenant="many", **fields)
+        with pytest.raises(OverloadedError):
+            replica.come("x", tenant="few")
+        replica.end_all()
+
+
+def test_a_full_replica_without_a_queue_admits_a_tenant_that_runs_nothing() -> None:
+    replica = Replica(max_num_seqs=3, max_queued=0)
+    for name in "abc":
+        replica.add(name, tenant="many")
+    replica.add("x", tenant="few")
+    assert replica.running == "abx"
+    replica.counted.park(replica.permits["c"])  # as it is a second later
+    replica.end("c")
+    for tenant in ("few", "many"):
+        with pytest.raises(OverloadedError):
+            replica.come("y", tenant=tenant)
+
+
+def test_a_place_of_one_that_is_not_accepted_yet_is_given_up_once_it_is() -> None:
+    replica = Replica(max_num_seqs=2, max_queued=0)
+    for name in "ab":
+        replica.come(name, tenant="many", may_park=True, is_resumed=name == "b")
+    replica.add("x", tenant="few")
+    with pytest.raises(OverloadedError):
+        replica.come("y", tenant="third")
+    assert replica.running == "ab"
+    replica.accept("b")
+    assert replica.running == "ax"
+
+
+def test_a_place_whose_sequence_is_not_taken_back_is_given_up_for_no_share() -> None:
+    replica = Replica(max_num_seqs=2, max_queued=0)
+    for name in "ab":
+        replica.add(name, tenant="many").may_park = False
+    with pytest.raises(OverloadedError):
+        replica.come("x", tenant="few")
+
+
+def test_a_better_priority_gets_the_room_of_what_is_not_accepted_yet() -> None:
+    replica = Replica(max_num_seqs=1, max_queued=1)
+    replica.add("-")
+    replica.come("a", 1, may_park=True)
+    replica.add("x")
+    with pytest.raises(OverloadedError):
+        replica.accept("a")
 
 
 def test_room_in_tokens_is_shared_too() -> None:
