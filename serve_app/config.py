@@ -246,6 +246,12 @@ class AuthConfig(StrictModel):
     """true serves every client that can reach the port, without keys. false refuses to start on
     another host than this machine unless there are keys.
     """
+    allowed_hosts: tuple[Domain, ...] = ()
+    """Names under which clients may ask a server that has no keys and listens only on this machine,
+    such as that of a proxy in front which passes `Host` on. Otherwise only IP addresses, names
+    without a dot and those that end in .localhost, .local or .internal: any other may be a web
+    page's that was pointed at this machine.
+    """
     trusted_gateway: bool = False
     """true takes a request's tenant and priority from the headers of a gateway: the fairness id
     and the objective of the Gateway API inference extension. Only for a server that no client

@@ -59,6 +59,7 @@ from serve_app.middleware.auth import AuthMiddleware, is_loopback
 from serve_app.middleware.gateway_headers import GatewayHeadersMiddleware
 from serve_app.middleware.head_requests import HeadMiddleware
 from serve_app.middleware.in_process import InProcessRoutes
+from serve_app.middleware.known_hosts import KnownHostsMiddleware
 from serve_app.middleware.rate_limits import RateLimitMiddleware
 from serve_app.middleware.request_guard import RequestGuardMiddleware
 from serve_app.middleware.slow_reader import SlowReaderMiddleware
@@ -244,6 +245,9 @@ def _middleware(parts: AppParts, sockets: Sockets) -> Iterator[Middleware]:
         yield Middleware(TracingMiddleware, tracer=parts.tracer)
     yield Middleware(AccessLogMiddleware, writes=parts.config.access_log, meter=parts.metrics)
     yield Middleware(SlowReaderMiddleware, timeout_s=limits.slow_reader_timeout_s)
+    auth = parts.config.auth
+    if keys is None and is_loopback(parts.host) and not auth.allow_anonymous:
+        yield Middleware(KnownHostsMiddleware, allowed=auth.allowed_hosts)
     if origins := parts.config.cors.allowed_origins:
         # Browsers ask for permission without a key.
         yield Middleware(
@@ -255,8 +259,8 @@ def _middleware(parts: AppParts, sockets: Sockets) -> Iterator[Middleware]:
         )
     if keys is not None:
         yield Middleware(AuthMiddleware, keys=keys)
-    if parts.config.auth.trusted_gateway:
-        yield Middleware(GatewayHeadersMiddleware, objectives=parts.config.auth.objectives or {})
+    if auth.trusted_gateway:
+        yield Middleware(GatewayHeadersMiddleware, objectives=auth.objectives or {})
     jobs = parts.config.jobs
     file_bytes = None if jobs.folder is None else jobs.max_file_bytes
     yield Middleware(RequestGuardMiddleware, limits=limits, max_file_bytes=file_bytes)

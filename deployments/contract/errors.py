@@ -91,6 +91,14 @@ class ForeignOriginError(RaystreamError):
     code = "foreign_origin"
 
 
+class ForeignHostError(RaystreamError):
+    """A server without keys is asked by a name that a web page may have pointed at it."""
+
+    status = 403
+    type = "permission_error"
+    code = "foreign_host"
+
+
 class UpgradeRequiredError(InvalidRequestError):
     """The route speaks WebSocket, which was not asked for; or WebSocket is not spoken there."""
 

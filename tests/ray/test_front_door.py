@@ -86,3 +86,13 @@ async def test_an_operator_on_this_machine_sees_each_model_s_replica(server: Ser
         assert model["num_replicas"] == {"RUNNING": 1}
         assert replica["memory"]["use"]["process_bytes"] > 0
         assert replica["memory"]["history"]["unix_s"]
+
+
+async def test_a_page_whose_name_was_pointed_at_this_machine_reads_nothing(server: Server) -> None:
+    port = server.port
+    hosts = {f"evil.example:{port}": 403, f"localhost:{port}": 200, f"host.internal:{port}": 200}
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        for host, status in hosts.items():
+            answer = await client.get("/v1/models", headers={"host": host})
+            assert answer.status_code == status
+            assert ("foreign_host" in answer.text) == (status == 403)
