@@ -109,6 +109,7 @@ function averageOf(window) {
     waiting: mean(window.map(({ waiting }) => waiting)),
     tokensPerS: growth(first.samples[DELIVERED], last.samples[DELIVERED]) / seconds,
     keys: keysOf(first, last, seconds),
+    gap: Math.max(0, ...last.models.flatMap(({ replicas }) => replicas.map(({ work }) => work.waits.service_gap_tokens))),
   };
 }
 
@@ -174,7 +175,7 @@ export function Live({ isShown, onKey }) {
         ${history.unixS.length > 1 && html`
           <${Chart} label="Tokens delivered" x=${history.unixS}
             lines=${[{ name: "tokens/s", values: history.tokensPerS }]} format=${(value) => number(value)} />`}
-        ${figures.average?.keys.some(({ name }) => name) && html`<${Keys} keys=${figures.average.keys} />`}
+        ${figures.average?.keys.some(({ name }) => name) && html`<${Keys} ...${figures.average} />`}
         ${batches && html`<${batches.Batches} batches=${batches.batches} onChange=${retry} />`}
         ${figures.models.map((model) => html`<${Model} key=${model.id} found=${model} foundMs=${figures.ms}
           samples=${figures.samples} onChange=${retry} />`)}`}
@@ -227,8 +228,8 @@ function reasonsOf({ by_reason: counts, longest_s: longest }) {
   return told.length ? ` (${told.join(", ")}; up to ${number(longest, 1)} s)` : "";
 }
 
-/** What each key gets of all models. */
-const Keys = ({ keys }) => html`
+/** What each key gets of all models, and how far apart those are that wait at a replica. */
+const Keys = ({ keys, gap }) => html`
   <section class="model" aria-label="Keys">
     <h3>Keys</h3>
     <div class="scroll" tabindex="0" role="region" aria-label="What each key gets">
@@ -251,7 +252,7 @@ const Keys = ({ keys }) => html`
         </tbody>
       </table>
     </div>
-    <p class="detail">Tokens of prompts and answers together, on average over the same time.</p>
+    <p class="detail">Prompts and answers together, on average. Keys that wait: ${number(gap)} weighted tokens apart.</p>
   </section>`;
 
 /** @returns {string} A replica's state, and whether it sleeps lightly. */

@@ -142,6 +142,8 @@ async def test_live_shows_replicas_and_counts_and_asks_only_while_it_is_seen(pag
     keys = page.page.get_by_role("region", name="What each key gets")
     await page.page.clock.run_for(3_000)  # an average takes two readings
     await expect(keys.get_by_role("row").nth(1)).to_contain_text("alice")
+    evenness = page.page.get_by_role("region", name="Keys", exact=True).locator(".detail")
+    await expect(evenness).to_contain_text("Keys that wait: 120 weighted tokens apart")
     # What changes is shown without a touch.
     page.models.reports = runs(5)
     await expect(running).to_contain_text("now 5")
