@@ -19,6 +19,7 @@ from tests.serve_app.apps import (
     make_app,
     question,
 )
+from tests.serve_app.asgi_socket import AsgiSocket
 from tests.serve_app.fakes import FakeBackend
 
 KEYS: Final = KeyRing((key("alice", ALICE, weight=2), key("bob", BOB, priority=1)))
@@ -109,3 +110,13 @@ async def test_a_request_needs_its_key_whatever_the_gateway_says(
     status, _ = await ask(backend, {f"{NEW}fairness-id": "alice"}, keys=KEYS)
     assert status == 401
     assert access_lines(caplog)[-1]["key"] is None
+
+
+async def test_the_headers_of_a_websocket_s_handshake_stand_for_all_of_its_requests(
+    backend: FakeBackend,
+) -> None:
+    headers = {f"{NEW}fairness-id": "tenant-a", f"{NEW}objective": "batch"}
+    async with AsgiSocket(make_app(backend, auth=TRUSTED), headers=headers) as socket:
+        for _ in range(2):
+            await socket.ask(input="a")
+    assert [each.claim for each in backend.requests] == 2 * [Claim(5, "gateway:tenant-a")]
