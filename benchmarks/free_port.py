@@ -1,18 +1,10 @@
 """Finds ports for servers that a benchmark or a test starts on this machine."""
 
-import socket
-from contextlib import ExitStack
+from serve_app.commands.server_environment import free_ports
 
-
-def free_ports(num_ports: int) -> list[int]:
-    """Return distinct ports of 127.0.0.1 that are free now."""
-    with ExitStack() as probes:
-        bound = [probes.enter_context(socket.socket()) for _ in range(num_ports)]
-        for probe in bound:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in bound]
+__all__ = ["free_port", "free_ports"]
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that is free now."""
+    """Return a port of 127.0.0.1 on which nothing listens; see `free_ports`."""
     return free_ports(1)[0]

@@ -314,5 +314,6 @@ def is_free(host: str, port: int) -> bool:
 
 def free_ports(num_ports: int) -> list[int]:
     """Return ports on which nothing listens, nor any process is given one by the system."""
-    candidates = random.sample(CHOSEN_PORTS, len(CHOSEN_PORTS))
+    # Not by the common generator: a seed would give several processes the same ports.
+    candidates = random.SystemRandom().sample(CHOSEN_PORTS, len(CHOSEN_PORTS))
     return list(islice((port for port in candidates if is_free("127.0.0.1", port)), num_ports))
