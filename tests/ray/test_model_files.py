@@ -29,7 +29,8 @@ def test_each_node_says_what_is_wrong_with_a_model_there(
 def test_a_node_that_does_not_answer_in_time_counts_once(
     base_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_files, "NODES_TIMEOUT_S", 0.0)
+    # Ray may have the answer of this node at once, however short the time is.
+    monkeypatch.setattr(ray, "wait", lambda asked, timeout: ([], asked))
     here = ray.get_runtime_context().get_node_id()
     problems = RayNodes().problems_at([here, here], spec("/nowhere/at/all"))
     assert list(problems) == [None, None]

@@ -15,9 +15,11 @@ def test_streams_of_replicas_that_are_scaled_down_move_once_and_are_equal(
     scaled_down: ScaledDown, record: Record
 ) -> None:
     assert_equal(scaled_down.answers, scaled_down.expected)
-    assert {runs[0] for runs in scaled_down.runs} == set(scaled_down.used)
     assert len(scaled_down.used) == NUM_REPLICAS
-    left = scaled_down.left
+    left, first = scaled_down.left, {runs[0] for runs in scaled_down.runs}
+    # Requests go where their prompt's beginning is cached, so one of the replicas may get none.
+    assert first <= set(scaled_down.used)
+    assert first != {left}
     for answer, runs in zip(scaled_down.answers, scaled_down.runs, strict=True):
         assert runs == ([left] if runs[0] == left else [runs[0], left])
         assert len(answer.lost_at) == len(runs) - 1

@@ -227,7 +227,7 @@ async def test_a_text_that_is_too_long_is_refused_or_truncated(
     ({"input_type": "query"}, "input_type", "prompt_name"),
     ({"normalize": False}, "normalize", "own files"),
     ({"messages": [{"role": "user", "content": "a"}]}, "messages", "send them as input"),
-    ({"truncate": True, "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "exclude"),
+    ({"truncate": True, "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "combined"),
     ({"modle": "e"}, "modle", "Did you mean 'model'"),
     ({"model": "m"}, "model", "can't embed texts. Models that can: e."),
     ({"model": "c"}, "model", "can't embed texts. Models that can: e."),
