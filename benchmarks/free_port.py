@@ -1,8 +1,6 @@
-"""Finds ports for servers that a benchmark or a test starts on this machine."""
+"""Finds a port for a server that a benchmark or a test starts on this machine."""
 
 from serve_app.commands.server_environment import free_ports
-
-__all__ = ["free_port", "free_ports"]
 
 
 def free_port() -> int:

@@ -36,10 +36,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.free_port import free_ports
 from benchmarks.instant_server import NUM_DELTAS, TOKENS_PER_DELTA
 from benchmarks.serving.old_checkout import BASELINE, ROOT, old_checkout
-from serve_app.commands.server_environment import HAPROXY_PORTS
+from serve_app.commands.server_environment import HAPROXY_PORTS, free_ports
 from serve_app.shipped_files import parse_env
 
 SERVER = "benchmarks.instant_server"

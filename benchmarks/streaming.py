@@ -22,11 +22,10 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 from benchmarks.cpu_shapes import THREE_MILLION, save_shape
-from benchmarks.free_port import free_ports
 from benchmarks.serving.old_checkout import BASELINE, ROOT, old_checkout
 from benchmarks.serving.processes import started
 from benchmarks.serving.rounds import Prompts, Server, compare
-from serve_app.commands.server_environment import HAPROXY_PORTS
+from serve_app.commands.server_environment import HAPROXY_PORTS, free_ports
 
 CODE = ("serve_app", "deployments", "benchmarks", "k8s", "serve_config.yaml", "serve.env")
 MODEL = "three-million"

@@ -36,11 +36,10 @@ from benchmarks.classification.shapes import (
     build,
 )
 from benchmarks.classification.texts import MIXED, make_texts
-from benchmarks.free_port import free_ports
 from benchmarks.serving.old_checkout import BASELINE, ROOT, old_checkout
 from benchmarks.serving.processes import started
 from benchmarks.serving.rounds import Server, cpu_s
-from serve_app.commands.server_environment import HAPROXY_PORTS
+from serve_app.commands.server_environment import HAPROXY_PORTS, free_ports
 from serve_app.vllm_environment import DEFAULT_FOLDER, python_of
 
 VLLM = "vllm"

@@ -27,10 +27,9 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from benchmarks.cpu_shapes import THREE_MILLION, save_shape
-from benchmarks.free_port import free_ports
 from benchmarks.serving.processes import started
 from benchmarks.serving.rounds import NUM_TOKENS, Prompts, Server, compare
-from serve_app.commands.server_environment import HAPROXY_PORTS
+from serve_app.commands.server_environment import HAPROXY_PORTS, free_ports
 from serve_app.vllm_environment import DEFAULT_FOLDER, VARIABLES, python_of
 
 RANDOM = "three-million"

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.free_port import free_ports
 from benchmarks.peers.serve_model import configuration, environment, parsed
 from benchmarks.serving.processes import started
-from serve_app.commands.server_environment import HAPROXY_PORTS
+from serve_app.commands.server_environment import HAPROXY_PORTS, free_ports
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

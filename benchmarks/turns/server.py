@@ -10,10 +10,9 @@ from typing import Any
 import yaml
 
 from benchmarks.cpu_shapes import THREE_MILLION, save_shape
-from benchmarks.free_port import free_ports
 from benchmarks.peers.serve_model import configuration, environment, parsed
 from benchmarks.serving.processes import started
-from serve_app.commands.server_environment import HAPROXY_PORTS
+from serve_app.commands.server_environment import HAPROXY_PORTS, free_ports
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

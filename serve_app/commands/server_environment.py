@@ -14,7 +14,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from errno import EADDRINUSE
 from importlib.machinery import PathFinder
 from itertools import islice
@@ -312,8 +312,13 @@ def is_free(host: str, port: int) -> bool:
         return True
 
 
-def free_ports(num_ports: int) -> list[int]:
-    """Return ports on which nothing listens, nor any process is given one by the system."""
+def each_free_port() -> Iterator[int]:
+    """Yield ports on which nothing listens, nor any process is given one by the system."""
     # Not by the common generator: a seed would give several processes the same ports.
     candidates = random.SystemRandom().sample(CHOSEN_PORTS, len(CHOSEN_PORTS))
-    return list(islice((port for port in candidates if is_free("127.0.0.1", port)), num_ports))
+    return (port for port in candidates if is_free("127.0.0.1", port))
+
+
+def free_ports(num_ports: int) -> list[int]:
+    """Return some of `each_free_port`."""
+    return list(islice(each_free_port(), num_ports))

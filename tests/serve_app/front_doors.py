@@ -14,9 +14,9 @@ from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig,
 from ray.serve.config import HTTPOptions
 from starlette.types import ASGIApp
 
-from benchmarks.free_port import free_port, free_ports
+from benchmarks.free_port import free_port
 from serve_app.commands.run.announcement import local_url
-from serve_app.commands.server_environment import MIDDLEWARE, SERVER_EDGE
+from serve_app.commands.server_environment import MIDDLEWARE, SERVER_EDGE, free_ports
 from serve_app.middleware import server_edge
 from serve_app.middleware.replica_header import haproxy_name
 from serve_app.shipped_files import parse_env

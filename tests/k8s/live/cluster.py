@@ -7,7 +7,6 @@ options and variables. Everything else is the manifests': commands, resources, e
 
 import copy
 import os
-import random
 import secrets
 import shutil
 import sys
@@ -22,10 +21,10 @@ import psutil
 import yaml
 
 from serve_app.commands.server_environment import (
-    CHOSEN_PORTS,
     HAPROXY_BINARY,
     HAPROXY_PORTS,
     LOOPBACK,
+    each_free_port,
     is_free,
     server_environment,
 )
@@ -98,9 +97,7 @@ class LocalCluster:
         self._sessions = Path(
             tempfile.mkdtemp(prefix="pods-", dir="/tmp")
         )  # sockets have short paths
-        # Below the ports that the system gives to sockets which ask for any.
-        candidates = random.sample(CHOSEN_PORTS, len(CHOSEN_PORTS))
-        self._ports = (port for port in candidates if is_free(LOCALHOST, port))
+        self._ports = each_free_port()
         self._gcs_port, self.dashboard_port = next(self._ports), next(self._ports)
         self.workers: list[PodNode] = []  # all that were started
         self.worker_pods = list(workers_of(service, maps))  # those that the manifests ask for

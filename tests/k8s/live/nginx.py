@@ -13,7 +13,7 @@ from typing import Final
 
 import yaml
 
-from benchmarks.free_port import free_ports
+from serve_app.commands.server_environment import free_ports
 from tests.k8s.manifests import ROOT
 from tests.programs import path_of
 from tests.ray.serve_run import wait_until

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.free_port import free_ports
 from serve_app.commands.check import preflight
 from serve_app.commands.check.compose import BUILDER
 from serve_app.commands.check.preflight import (
@@ -17,7 +16,7 @@ from serve_app.commands.check.preflight import (
     room_faults,
     this_machine,
 )
-from serve_app.commands.server_environment import HAPROXY_PORTS, is_free
+from serve_app.commands.server_environment import HAPROXY_PORTS, free_ports, is_free
 from serve_app.config import AppConfig
 from serve_app.placement import Node
 from tests.failing import failing

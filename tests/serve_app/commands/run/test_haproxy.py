@@ -11,9 +11,8 @@ import pytest
 from ray.serve._private.haproxy import HAProxyApi, HAProxyConfig
 from ray.serve.config import HTTPOptions, gRPCOptions
 
-from benchmarks.free_port import free_ports
 from serve_app.commands.run import haproxy
-from serve_app.commands.server_environment import FOLDER_PARENT, HAPROXY_BINARY
+from serve_app.commands.server_environment import FOLDER_PARENT, HAPROXY_BINARY, free_ports
 from tests.ray.serve_run import ROOT, wait_until
 
 DEADLINE_S = 20
