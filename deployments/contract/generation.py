@@ -145,6 +145,11 @@ class GenerationRequest(Request["GenerationStream"]):
         """Whether a replica has already admitted its HTTP request; then it is never refused."""
         return self.is_resumed or (self.group is not None and not self.group.is_first)
 
+    @property
+    def is_parkable(self) -> bool:
+        """Whether its ingress takes it back: not a suspect, whose probation goes on."""
+        return self.may_park and not self.num_deaths
+
 
 @dataclass(frozen=True, slots=True)
 class Started:

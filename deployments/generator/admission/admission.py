@@ -235,9 +235,9 @@ class Admission:
         )
         permit.num_owed = num_owed
         permit.is_offered = request.is_parked
-        permit.may_be_refused = _may_park(request) and group is None and not request.is_resumed
+        permit.may_be_refused = request.is_parkable and group is None and not request.is_resumed
         for each in (permit, *siblings):
-            each.may_park = _may_park(request)
+            each.is_parkable = request.is_parkable
             self._enter(each)
         if group is not None:
             self._reserved[group.id] = permit
@@ -404,7 +404,3 @@ class Admission:
 def _group_of(request: GenerationRequest) -> RequestGroup | None:
     """Return the request's group, unless it has moved here from another replica."""
     return None if request.is_resumed else request.group
-
-
-def _may_park(request: GenerationRequest) -> bool:
-    return request.may_park and not request.num_deaths

@@ -79,7 +79,7 @@ class EngineRun:
     @property
     def is_parkable(self) -> bool:
         """Whether its ingress takes it back once it waits."""
-        return self._request.may_park and self.may_yield
+        return self._request.is_parkable and not self._is_over
 
     @property
     def has_begun(self) -> bool:

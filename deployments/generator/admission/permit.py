@@ -75,7 +75,7 @@ class Permit:
         is_offered: Whether its ingress offers it as one that was parked.
         is_bounded: Whether the limits on what waits apply to it.
         num_owed: How many others must be parked for it and its siblings, once they are weighed.
-        may_park: Whether its ingress takes it back once it is accepted and waits.
+        is_parkable: Whether its ingress takes it back once it is accepted and waits.
         may_be_refused: Whether it may have to make room for another before that: it is new, alone,
             and not weighed.
         has_made_room: Whether it had to; its request learns that when it is weighed.
@@ -104,7 +104,7 @@ class Permit:
         self.is_offered = False
         self.is_bounded = not is_resumed
         self.num_owed = 0
-        self.may_park = self.may_be_refused = self.has_made_room = False
+        self.is_parkable = self.may_be_refused = self.has_made_room = False
         self.run: Run | None = None
         self.num_displaced = 0
         self._waited_s = 0.0

@@ -172,7 +172,9 @@ class RunEstimate:
         new = self._coming(claim)
         first = self._first_with(new)
         beyond = self._beyond_share(new) if first is new or first in due else []
-        return any(each.may_park if each.run is None else each.run.is_parkable for each in beyond)
+        return any(
+            each.is_parkable if each.run is None else each.run.is_parkable for each in beyond
+        )
 
     def _first_with(self, new: Permit) -> Permit | None:
         """Return what would be next if one more waited."""
