@@ -128,6 +128,7 @@ class ReplicaLoad:
         recent: 1 if the replica was used in the last seconds, else 0.
         kv_usage: The part of the KV memory that running sequences hold.
         waiting_tokens: Tokens of what waits: prompts, and the tokens that may be generated.
+        awake: 1 if the model is in memory, 0 while it sleeps lightly or wakes.
     """
 
     running: float
@@ -136,6 +137,7 @@ class ReplicaLoad:
     recent: float = 0.0
     kv_usage: float = 0.0
     waiting_tokens: float = 0.0
+    awake: float = 1.0
 
     @property
     def wanted(self) -> float:

@@ -59,7 +59,13 @@ from deployments.generator.image_prompts import ImagePrompts, has_images
 from deployments.generator.light_sleep import LightSleeper
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from deployments.generator.text_engine import EngineFacts, TextEngine
-from deployments.plan.replica_report import MAX_REPORTED_TENANTS, LightSleep, Waits, WorkCounts
+from deployments.plan.replica_report import (
+    MAX_REPORTED_TENANTS,
+    LightSleep,
+    SleepState,
+    Waits,
+    WorkCounts,
+)
 from deployments.replica.metrics import GeneratorMetrics, StreamClock
 from deployments.replica.model_replica import ModelReplica
 from deployments.replica.own_scaling import is_pinned
@@ -169,6 +175,7 @@ class GeneratorReplica(ModelReplica):
             recent=self._was_used,
             kv_usage=self._engine.stats.kv_usage,
             waiting_tokens=admission.num_waiting_tokens,
+            awake=float(self._sleeper.state is SleepState.AWAKE),
         )
 
     @property

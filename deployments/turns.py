@@ -12,6 +12,7 @@ heavy. The state is lost with the controller: the next one goes on with the mode
 """
 
 import inspect
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,52 @@ WITHOUT_DELAY: Final = {"downscale_delay_s": 0.0, "downscale_to_zero_delay_s": 0
 `deployments.autoscaling` has the same for an operator's wish, and imports Ray, which a plan of the
 turns does without.
 """
+
+
+HOLDERS: Final = b"raystream-turns"
+"""Namespace of the holders, in the key-value store of Ray's control service."""
+
+STORE_TIMEOUT_S: Final = 1.0
+"""How long Ray's control service may take for a question; its client may wait as long again."""
+
+
+def read_holder(application: str, group: str) -> str | None:
+    """Return the deployment that has the turn of a light group; None if none has had one yet.
+
+    Raises:
+        Exception: Ray's control service does not answer within `STORE_TIMEOUT_S`.
+    """
+    client = _store()
+    if client is None:  # no Ray
+        return None
+    key = _holder_key(application, group)
+    stored = client.internal_kv_multi_get([key], HOLDERS, timeout=STORE_TIMEOUT_S)
+    return str(json.loads(stored[key])["holder"]) if key in stored else None
+
+
+def write_holder(application: str, group: str, deployment: str) -> None:
+    """Say which deployment of a light group has the turn.
+
+    Raises:
+        Exception: Ray's control service does not answer within `STORE_TIMEOUT_S`.
+    """
+    client = _store()
+    if client is not None:
+        value = json.dumps({"holder": deployment}).encode()
+        key = _holder_key(application, group)
+        client.internal_kv_put(key, value, True, HOLDERS, timeout=STORE_TIMEOUT_S)
+
+
+def _holder_key(application: str, group: str) -> bytes:
+    return f"{application}#{group}".encode()
+
+
+def _store() -> Any:
+    """Return a client of Ray's control service; None without Ray."""
+    # Here, since a plan of the turns does without Ray.
+    from ray.experimental.internal_kv import internal_kv_get_gcs_client
+
+    return internal_kv_get_gcs_client()  # type: ignore[no-untyped-call] # Ray leaves it untyped
 
 
 @dataclass(frozen=True, slots=True)

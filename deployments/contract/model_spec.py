@@ -409,6 +409,8 @@ class ModelSpec:
         num_gpus: What Ray reserves for each replica: 0, a share of one GPU, or several GPUs.
         tracing: Where the replicas' spans go; None turns tracing off.
         priority_aging_s: `limits.priority_aging_s` of the configuration.
+        turn_group: The group whose models take turns and sleep lightly in between
+            (`deployments.turns`); None for a model in no such group.
     """
 
     entry: ModelConfig
@@ -416,6 +418,7 @@ class ModelSpec:
     num_gpus: float
     tracing: TracingSettings | None = None
     priority_aging_s: float = PRIORITY_AGING_S
+    turn_group: str | None = None
 
     @property
     def id(self) -> str:
