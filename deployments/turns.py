@@ -246,9 +246,10 @@ class TurnPolicy:
             if group is None or context.deployment_name == holders.get(group):
                 numbers[key] = wishes[key].num_replicas
             elif context.target_num_replicas:
-                # Serve applies these delays to what is returned, and makes the context anew in each
-                # loop.
+                # Serve applies these delays to what is returned, and keeps what it starts while
+                # requests wait. It makes the context anew in each loop.
                 context.config = context.config.model_copy(update=WITHOUT_DELAY)
+                context.total_num_requests = 0.0
                 numbers[key] = 0
         return numbers, {key: wish.state for key, wish in wishes.items()}
 

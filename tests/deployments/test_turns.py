@@ -411,3 +411,11 @@ def test_ids_with_slashes_are_those_of_their_deployments() -> None:
     controller, _ = serve("org--A", "org--B", gpu=["org/A", "org/B"])
     controller.requests |= {"org--A": 1, "org--B": 1}
     assert controller.decide() == {"org--A": 1, "org--B": 0}
+
+
+def test_a_model_that_hangs_while_it_starts_is_stopped_although_requests_wait_for_it() -> None:
+    controller, clock = serve("A", "B", gpu=["A", "B"])
+    controller.requests |= {"A": 1, "B": 1}
+    assert controller.decide() == {"A": 1, "B": 0}
+    clock.now_s = 600
+    assert controller.decide() == {"A": 0, "B": 1}
