@@ -7,16 +7,23 @@ is scaled to zero. The ingresses see that Serve wants no replica of it, and park
 (`serve_app.backends.replicas.replica_departures`). Until its next turn these are offered to Serve,
 as new requests are. So both count as requests that wait, and nothing else has to tell the policy.
 
+The models of a light group keep their replicas, which sleep lightly while another model has the
+turn. Who has it stands in the key-value store of Ray's control service, where the replicas read it.
+
 Serve copies this module by value into its controller, so it imports nothing of ours and nothing
-heavy. The state is lost with the controller: the next one goes on with the model that runs.
+heavy. The state is lost with the controller: the next one goes on with the model that runs, or that
+the store names.
 """
 
 import inspect
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+logger = logging.getLogger("ray.serve")
 
 MIN_TURN_S: Final = 30.0
 """A swap on a CPU takes about 10 s, so that at least three quarters of the time are worked."""
@@ -34,6 +41,14 @@ turns does without.
 
 HOLDERS: Final = b"raystream-turns"
 """Namespace of the holders, in the key-value store of Ray's control service."""
+
+RETRY_INTERVAL_S: Final = 10.0
+"""When a store that was silent is asked again, since Serve's controller waits for it meanwhile."""
+
+LASTING: Final = 0.5
+"""Requests, by Serve's mean, from which some wait at a model that sleeps lightly. Questions to its
+replica, such as those of a list of models, are requests, too, and last for milliseconds.
+"""
 
 STORE_TIMEOUT_S: Final = 1.0
 """How long Ray's control service may take for a question; its client may wait as long again."""
@@ -83,7 +98,7 @@ class ModelState:
     """What the controller knows of one model of a group.
 
     Attributes:
-        is_running: Whether a replica runs.
+        is_running: Whether a replica runs; of a light group, one that is awake.
         is_wanted: Whether one shall run, by the last decision.
         has_work: Whether anything runs or waits, or did a few seconds ago; or it is pinned.
         is_pinned: Whether an operator wants it to keep its turn.
@@ -104,20 +119,24 @@ class Turns:
     theirs wait for it only for a limited time. After `max_start_s` without one the turn ends, too.
 
     A model that an operator has pinned counts as one with work, and keeps its turn while it runs.
+
+    Attributes:
+        models: The models of the group; at the start the first goes first.
+        holder: The one that has the turn; None at the start.
     """
 
     def __init__(self, models: Sequence[str], min_turn_s: float, max_start_s: float) -> None:
         """Start without a turn.
 
         Args:
-            models: The models of the group; at the start the first goes first.
+            models: See above.
             min_turn_s: The least length of a turn while others wait, in seconds.
             max_start_s: The most seconds that a turn goes on without a running replica.
         """
-        self._models = models
+        self.models = models
         self._min_turn_s = min_turn_s
         self._max_start_s = max_start_s
-        self._holder: str | None = None
+        self.holder: str | None = None
         self._began_s: float | None = None  # when the holder first ran in its turn
         self._missing_since_s: float | None = None  # when its replica was last seen to be missing
         self._waiting_since_s: dict[str, float] = {}
@@ -129,20 +148,21 @@ class Turns:
             now_s: The time of a monotonic clock, in seconds.
             states: The state of each model of the group.
         """
-        if self._holder is None:
-            self._begin(max(self._models, key=lambda each: _claim(states[each])))
-        assert self._holder is not None, "a turn has begun"
-        for name in self._models:
-            if name != self._holder and states[name].has_work:
+        if self.holder is None:
+            self.begin(max(self.models, key=lambda each: _claim(states[each])))
+        assert self.holder is not None, "a turn has begun"
+        for name in self.models:
+            if name != self.holder and states[name].has_work:
                 self._waiting_since_s.setdefault(name, now_s)
             else:
                 self._waiting_since_s.pop(name, None)
-        if self._is_over(now_s, states[self._holder]) and self._waiting_since_s:
-            self._begin(min(self._waiting_since_s, key=self._waiting_since_s.__getitem__))
-        return self._holder
+        if self._is_over(now_s, states[self.holder]) and self._waiting_since_s:
+            self.begin(min(self._waiting_since_s, key=self._waiting_since_s.__getitem__))
+        return self.holder
 
-    def _begin(self, name: str) -> None:
-        self._holder = name
+    def begin(self, name: str) -> None:
+        """Give a model the turn."""
+        self.holder = name
         self._began_s = self._missing_since_s = None
         self._waiting_since_s.pop(name, None)
 
@@ -172,18 +192,93 @@ class Context(Protocol):
     """The part of Serve's `AutoscalingContext` that the policy reads, and writes for one loop.
 
     Attributes:
+        app_name: The application.
         deployment_name: The deployment.
         current_num_replicas: Replicas that run.
         target_num_replicas: Replicas that should run by the last decision.
         total_num_requests: Requests that run or wait, the mean over `look_back_period_s`.
+        raw_metrics: By name of a figure, the values that each running replica has reported, the
+            latest one last.
         config: The deployment's `autoscaling_config`.
     """
 
+    app_name: str
     deployment_name: str
     current_num_replicas: int
     target_num_replicas: int
     total_num_requests: float
+    raw_metrics: Mapping[str, Mapping[Any, Sequence[Any]]] | None
     config: Any
+
+
+def _latest(context: Context, name: str) -> float:
+    """Return the sum of a figure that the running replicas have reported last."""
+    reported = (context.raw_metrics or {}).get(name, {}).values()
+    return sum(float(series[-1].value) for series in reported if series)
+
+
+def _has_waiting(context: Context) -> bool:
+    """Return whether requests wait for a model that has no turn."""
+    if not context.current_num_replicas:
+        return context.total_num_requests > 0
+    in_replicas = _latest(context, "running") + _latest(context, "waiting")
+    return in_replicas > 0 or context.total_num_requests >= LASTING
+
+
+class _Published:
+    """Who has the turn of a light group, as its replicas read it.
+
+    While the store is silent they go on with the one that they know.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        now_s: Callable[[], float],
+        read: Callable[[str, str], str | None],
+        write: Callable[[str, str, str], None],
+    ) -> None:
+        self._group = group
+        self._now_s = now_s
+        self._read = read
+        self._write = write
+        self._holder: str | None = None
+        self._is_read = False
+        self._next_s = now_s()
+
+    def find(self, application: str, turns: Turns) -> bool:
+        """Give the turn to the model that had it under an earlier controller.
+
+        Returns:
+            Whether that was found out by now.
+        """
+        if not self._is_read:
+            self._is_read = self._ask(lambda: self._note(self._read(application, self._group)))
+            if self._holder is not None and self._holder in turns.models:
+                turns.begin(self._holder)
+        return self._is_read
+
+    def publish(self, application: str, holder: str) -> None:
+        """Say who has the turn, unless that is known."""
+        if holder != self._holder and self._ask(
+            lambda: self._write(application, self._group, holder)
+        ):
+            self._note(holder)
+
+    def _note(self, holder: str | None) -> None:
+        self._holder = holder
+
+    def _ask(self, question: Callable[[], None]) -> bool:
+        """Ask the store, unless it was silent a moment ago; return whether it has answered."""
+        if self._now_s() < self._next_s:
+            return False
+        try:
+            question()
+        except Exception as error:  # noqa: BLE001 - any of Ray's; scaling goes on
+            logger.warning("turns of %s: Ray's store does not answer: %r", self._group, error)
+            self._next_s = self._now_s() + RETRY_INTERVAL_S
+            return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +301,11 @@ class TurnPolicy:
         groups: Mapping[str, Sequence[str]],
         min_turn_s: float = MIN_TURN_S,
         max_start_s: float = MAX_START_S,
+        light: Sequence[str] = (),
+        *,
         now_s: Callable[[], float] = time.monotonic,
+        read: Callable[[str, str], str | None] = read_holder,
+        write: Callable[[str, str, str], None] = write_holder,
     ) -> None:
         """Start without turns.
 
@@ -214,7 +313,11 @@ class TurnPolicy:
             groups: The ids of the models of each group, by the group's name.
             min_turn_s: See `Turns`.
             max_start_s: See `Turns`.
+            light: The names of groups whose models keep their replicas, and sleep lightly while
+                another one has the turn.
             now_s: Returns the time of a monotonic clock, in seconds.
+            read: See `read_holder`.
+            write: See `write_holder`.
         """
         # As `deployment_name_of` says, of a module that the controller can't import.
         deployments = {
@@ -224,6 +327,7 @@ class TurnPolicy:
             group: Turns(names, min_turn_s, max_start_s) for group, names in deployments.items()
         }
         self._group_of = {name: group for group, names in deployments.items() for name in names}
+        self._published = {group: _Published(group, now_s, read, write) for group in light}
         self._now_s = now_s
         self._policies: dict[Any, tuple[Any, Callable[[Any], Any]]] = {}
 
@@ -245,13 +349,22 @@ class TurnPolicy:
             group = self._group_of.get(context.deployment_name)
             if group is None or context.deployment_name == holders.get(group):
                 numbers[key] = wishes[key].num_replicas
-            elif context.target_num_replicas:
+            elif context.target_num_replicas and self._keeps(group, context):
+                # Its own policy may let it end, but not while requests wait for its turn.
+                most = context.target_num_replicas
+                wanted = most if _has_waiting(context) else wishes[key].num_replicas
+                numbers[key] = min(most, wanted)
+            elif context.target_num_replicas and group in holders:
                 # Serve applies these delays to what is returned, and keeps what it starts while
                 # requests wait. It makes the context anew in each loop.
                 context.config = context.config.model_copy(update=WITHOUT_DELAY)
                 context.total_num_requests = 0.0
                 numbers[key] = 0
         return numbers, {key: wish.state for key, wish in wishes.items()}
+
+    def _keeps(self, group: str, context: Context) -> bool:
+        """Return whether a model without the turn keeps its replica, which sleeps lightly."""
+        return group in self._published and context.current_num_replicas > 0
 
     def _wish_of(self, key: Any, context: Context) -> _Wish:
         policy = context.config.policy
@@ -265,26 +378,46 @@ class TurnPolicy:
     def _holders(
         self, contexts: Mapping[Any, Context], wishes: Mapping[Any, _Wish]
     ) -> dict[str, str]:
-        """Return the model that has the turn in each group, by the group's name."""
+        """Return the model that has the turn in each group, by the group's name.
+
+        A light group is missing while the store does not say who had its turn before.
+        """
+        if not contexts:
+            return {}
         states: dict[str, dict[str, ModelState]] = {}
         for key, context in contexts.items():
             group = self._group_of.get(context.deployment_name)
             if group is not None:
-                is_running = context.current_num_replicas > 0
-                by_policy = wishes[key].num_replicas > 0
-                is_pinned = wishes[key].state.get("is_pinned", False)  # of `LoadPolicy`
-                states.setdefault(group, {})[context.deployment_name] = ModelState(
-                    is_running,
-                    context.target_num_replicas > 0,
-                    # Without a replica, only requests say so: a policy may want one to start with.
-                    by_policy if is_running else is_pinned or context.total_num_requests > 0,
-                    is_pinned,
-                )
+                state = self._state_of(group, context, wishes[key])
+                states.setdefault(group, {})[context.deployment_name] = state
+        application = next(iter(contexts.values())).app_name
         now_s = self._now_s()
-        return {
-            group: turns.update(now_s, _NothingKnown(states.get(group, {})))
-            for group, turns in self._turns.items()
-        }
+        holders = {}
+        for group, turns in self._turns.items():
+            published = self._published.get(group)
+            if published is not None and not published.find(application, turns):
+                continue
+            holders[group] = turns.update(now_s, _NothingKnown(states.get(group, {})))
+            if published is not None:
+                published.publish(application, holders[group])
+        return holders
+
+    def _state_of(self, group: str, context: Context, wish: _Wish) -> ModelState:
+        is_there = context.current_num_replicas > 0
+        is_pinned = wish.state.get("is_pinned", False)  # of `LoadPolicy`
+        is_running, says_policy = is_there, is_there
+        if group in self._published:
+            is_running = is_there and _latest(context, "awake") > 0
+            says_policy = is_there and self._turns[group].holder == context.deployment_name
+        # Of a model that can't work now only requests say so: a policy may want a replica to start
+        # with, and one because of requests that were answered a moment ago.
+        asked = is_pinned or _has_waiting(context)
+        return ModelState(
+            is_running,
+            context.target_num_replicas > 0,
+            wish.num_replicas > 0 if says_policy else asked,
+            is_pinned,
+        )
 
 
 class _NothingKnown(dict[str, ModelState]):

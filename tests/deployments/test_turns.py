@@ -3,7 +3,7 @@
 import random
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ray import cloudpickle
-from ray.serve._private.common import DeploymentID, ReplicaID
+from ray.serve._private.common import DeploymentID, ReplicaID, TimeStampedValue
 from ray.serve.autoscaling_policy import _apply_app_level_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
@@ -220,6 +220,7 @@ class Serve:
         self.running = dict.fromkeys(names, 0)
         self.targets = dict.fromkeys(names, 0)
         self.requests = dict.fromkeys(names, 0.0)
+        self.reports: dict[str, dict[str, list[float]]] = {name: {} for name in names}
         self._states: dict[DeploymentID, dict[str, Any]] = {}
 
     def decide(self) -> dict[str, int]:
@@ -243,8 +244,10 @@ class Serve:
             running_replicas=[ReplicaID("r", key)] * self.running[name],
             total_num_requests=self.requests[name],
             total_queued_requests=self.requests[name],
-            aggregated_metrics=None,
-            raw_metrics=None,
+            aggregated_metrics=self._by_replica(name, lambda values: sum(values) / len(values)),
+            raw_metrics=self._by_replica(
+                name, lambda values: [TimeStampedValue(0.0, value) for value in values]
+            ),
             capacity_adjusted_min_replicas=0,
             capacity_adjusted_max_replicas=2,
             policy_state=self._states.get(key, {}),
@@ -253,6 +256,21 @@ class Serve:
             current_time=0.0,
             config=config,
         )
+
+    def report(self, name: str, **figures: float) -> None:
+        """Let the replica of a model report once more, beside what it has reported before."""
+        for figure, value in figures.items():
+            self.reports[name].setdefault(figure, []).append(value)
+
+    def _by_replica(
+        self, name: str, told: Callable[[list[float]], Any]
+    ) -> dict[str, dict[ReplicaID, Any]] | None:
+        if not self.running[name]:  # Serve forgets what is gone
+            self.reports[name] = {}
+        replica = ReplicaID("r", DeploymentID(name, "app"))
+        return {
+            figure: {replica: told(values)} for figure, values in self.reports[name].items()
+        } or None
 
 
 class Time:
@@ -309,8 +327,8 @@ def named_policy(name: str, **arguments: Any) -> AutoscalingPolicy:
 
 @pytest.mark.slow
 def test_serve_takes_the_policies_to_a_process_without_our_modules() -> None:
-    groups = {"gpu": ["A", "B"]}
-    policy = named_policy("deployments.turns:TurnPolicy", policy_kwargs={"groups": groups})
+    kwargs = {"groups": {"gpu": ["A", "B"], "cpu": ["C", "D"]}, "light": ["cpu"]}
+    policy = named_policy("deployments.turns:TurnPolicy", policy_kwargs=kwargs)
     controller, _ = serve("A", "B")
     controller.running |= {"A": 1, "B": 1}
     controller.targets |= {"A": 1, "B": 1}
@@ -419,3 +437,241 @@ def test_a_model_that_hangs_while_it_starts_is_stopped_although_requests_wait_fo
     assert controller.decide() == {"A": 1, "B": 0}
     clock.now_s = 600
     assert controller.decide() == {"A": 0, "B": 1}
+
+
+class Holders:
+    """The key-value store of Ray's control service, as far as it says who has a turn."""
+
+    def __init__(self, **stored: str) -> None:
+        self.stored = stored
+        self.num_asked = 0
+        self.is_silent = False
+
+    def read(self, application: str, group: str) -> str | None:
+        assert application == "app"
+        self._answer()
+        return self.stored.get(group)
+
+    def write(self, application: str, group: str, deployment: str) -> None:
+        assert application == "app"
+        self._answer()
+        self.stored[group] = deployment
+
+    def _answer(self) -> None:
+        self.num_asked += 1
+        if self.is_silent:
+            raise TimeoutError("no answer")
+
+
+def light(holders: Holders, *names: str) -> tuple[Serve, Time]:
+    """Return a controller of models that take turns, sleep in between and are scaled by load."""
+    clock = Time()
+    policy = TurnPolicy(
+        {"cpu": names},
+        min_turn_s=30,
+        light=["cpu"],
+        now_s=clock,
+        read=holders.read,
+        write=holders.write,
+    )
+    controller = Serve(policy, *names)
+    for name in names:
+        wishes_of(controller, clock, name)
+    return controller, clock
+
+
+AWAKE = {"awake": 1.0, "running": 0.0, "waiting": 0.0, "recent": 0.0}
+WORKING = AWAKE | {"running": 0.5, "recent": 1.0}
+ASLEEP = AWAKE | {"awake": 0.0}
+ASKED = ASLEEP | {"running": 0.1}
+"""Requests wait for a model that sleeps: its replica has taken them, and counts them as running."""
+
+
+def both_running(holders: Holders) -> tuple[Serve, Time]:
+    """Return a controller of A, which works in its turn, and of B, which sleeps."""
+    controller, clock = light(holders, "A", "B")
+    controller.running |= {"A": 1, "B": 1}
+    controller.targets |= {"A": 1, "B": 1}
+    controller.requests |= {"A": 1.0}
+    controller.report("A", **WORKING)
+    controller.report("B", **ASLEEP)
+    assert controller.decide() == {"A": 1, "B": 1}
+    assert holders.stored == {"cpu": "A"}
+    return controller, clock
+
+
+def test_models_of_a_light_group_keep_their_replicas_when_the_turn_goes_on() -> None:
+    holders = Holders()
+    controller, clock = both_running(holders)
+    controller.requests |= {"B": 1.0}
+    controller.report("B", **ASKED)
+    clock.now_s = 29
+    assert controller.decide() == {"A": 1, "B": 1}
+    assert holders.stored == {"cpu": "A"}
+    clock.now_s = 30
+    assert controller.decide() == {"A": 1, "B": 1}
+    assert holders.stored == {"cpu": "B"}
+    assert controller.configs["A"].downscale_to_zero_delay_s == 600
+
+
+def test_a_model_of_a_light_group_that_has_no_replica_gets_one_in_its_turn() -> None:
+    holders = Holders()
+    controller, clock = light(holders, "A", "B")
+    controller.requests |= {"A": 1, "B": 1}
+    assert controller.decide() == {"A": 1, "B": 0}
+    controller.running["A"] = 1
+    controller.report("A", **WORKING)
+    assert controller.decide() == {"A": 1, "B": 0}
+    clock.now_s = 30
+    assert controller.decide() == {"A": 1, "B": 1}
+    assert holders.stored == {"cpu": "B"}
+
+
+def test_a_turn_lasts_from_when_its_model_is_awake() -> None:
+    holders = Holders(cpu="B")
+    controller, clock = light(holders, "A", "B")
+    controller.running |= {"A": 1, "B": 1}
+    controller.targets |= {"A": 1, "B": 1}
+    controller.requests |= {"A": 1.0, "B": 1.0}
+    for name in "AB":
+        controller.report(name, **ASKED)
+    controller.decide()
+    clock.now_s = 40
+    controller.report("B", **WORKING)
+    controller.decide()
+    clock.now_s = 69
+    controller.decide()
+    assert holders.stored == {"cpu": "B"}
+    clock.now_s = 70
+    controller.decide()
+    assert holders.stored == {"cpu": "A"}
+
+
+def test_a_model_that_never_wakes_gives_its_turn_back_and_one_that_sleeps_idle_does_at_once() -> (
+    None
+):
+    holders = Holders(cpu="B")
+    controller, clock = light(holders, "A", "B")
+    controller.running |= {"A": 1, "B": 1}
+    controller.targets |= {"A": 1, "B": 1}
+    controller.requests |= {"A": 1.0, "B": 1.0}
+    for name in "AB":
+        controller.report(name, **ASKED)
+    controller.decide()
+    clock.now_s = 599
+    controller.decide()
+    assert holders.stored == {"cpu": "B"}
+    clock.now_s = 600
+    controller.decide()
+    assert holders.stored == {"cpu": "A"}
+    controller.requests |= {"A": 0.0}
+    controller.reports["A"] = {}
+    controller.report("A", **ASLEEP)
+    clock.now_s = 601
+    controller.decide()
+    assert holders.stored == {"cpu": "B"}, "A sleeps, and nobody asks it"
+
+
+def test_a_new_controller_goes_on_with_the_holder_that_was_published() -> None:
+    holders = Holders(cpu="B")
+    controller, _ = light(holders, "A", "B")
+    controller.running |= {"A": 1, "B": 1}
+    controller.targets |= {"A": 1, "B": 1}
+    controller.requests |= {"A": 1.0, "B": 1.0}
+    controller.report("A", **WORKING)  # its last report, from its turn
+    controller.report("B", **ASKED)
+    controller.decide()
+    assert holders.stored == {"cpu": "B"}
+    assert holders.num_asked == 1, "it was read, and written no second time"
+
+
+def test_a_holder_that_has_left_its_group_is_not_one() -> None:
+    holders = Holders(cpu="gone")
+    both_running(holders)
+
+
+def test_while_the_store_is_silent_nothing_is_swapped_or_stopped_and_it_is_seldom_asked() -> None:
+    holders = Holders(cpu="B")
+    holders.is_silent = True
+    controller, clock = light(holders, "A", "B")
+    controller.running |= {"A": 1, "B": 1}
+    controller.targets |= {"A": 1, "B": 1}
+    controller.requests |= {"A": 1.0, "B": 1.0}
+    for name in "AB":
+        controller.report(name, **ASKED)
+    for tenth in range(99):
+        clock.now_s = tenth / 10
+        assert controller.decide() == {"A": 1, "B": 1}
+    assert holders.num_asked == 1
+    holders.is_silent = False
+    clock.now_s = 10
+    assert controller.decide() == {"A": 1, "B": 1}
+    assert holders.stored == {"cpu": "B"}
+
+
+def test_a_holder_that_could_not_be_written_is_written_later() -> None:
+    holders = Holders()
+    controller, clock = both_running(holders)
+    controller.requests |= {"B": 1.0}
+    controller.report("B", **ASKED)
+    holders.is_silent = True
+    clock.now_s = 30
+    controller.decide()
+    assert holders.stored == {"cpu": "A"}
+    holders.is_silent = False
+    clock.now_s = 40
+    controller.decide()
+    assert holders.stored == {"cpu": "B"}
+
+
+def test_neither_probes_nor_what_was_answered_a_moment_ago_wait_for_a_turn() -> None:
+    holders = Holders()
+    controller, clock = both_running(holders)
+    controller.requests |= {"B": 0.1}  # a list of models asks its replica
+    controller.report("B", **WORKING)
+    controller.report("B", **ASLEEP | {"recent": 1.0})
+    clock.now_s = 31
+    controller.decide()
+    assert holders.stored == {"cpu": "A"}
+    controller.requests |= {"B": 1.0}  # an operator wakes it, which is in no figure of its own
+    controller.decide()
+    assert holders.stored == {"cpu": "B"}
+
+
+def test_a_sleeper_ends_by_its_own_policy_unless_requests_wait_for_its_turn() -> None:
+    holders = Holders()
+    controller, _ = both_running(holders)
+    config = controller.configs["B"] = AutoscalingConfig(
+        **SHIPPED | {"downscale_to_zero_delay_s": 0}
+    )
+    config.policy._cached_policy = controller.configs["A"].policy.get_policy()
+    controller.requests |= {"B": 1.0}
+    assert controller.decide() == {"A": 1, "B": 1}
+    controller.requests |= {"B": 0.0}
+    assert controller.decide() == {"A": 1, "B": 0}
+
+
+def test_a_sleeper_that_has_died_starts_only_in_its_turn() -> None:
+    holders = Holders()
+    controller, clock = both_running(holders)
+    controller.running["B"] = 0
+    controller.requests |= {"B": 1.0}
+    assert controller.decide() == {"A": 1, "B": 0}
+    clock.now_s = 30
+    assert controller.decide() == {"A": 1, "B": 1}
+
+
+def test_a_pinned_sleeper_gets_its_turn_and_keeps_it() -> None:
+    holders = Holders()
+    controller, clock = both_running(holders)
+    controller.configs["B"] = AutoscalingConfig(**SHIPPED)
+    wishes_of(controller, clock, "B").append(OperatorWish(is_pinned=True))
+    clock.now_s = 30
+    controller.decide()
+    controller.decide()
+    assert holders.stored == {"cpu": "B"}
+    controller.report("B", **AWAKE)
+    controller.report("A", **ASKED)
+    clock.now_s = 300
+    controller.decide()
+    assert holders.stored == {"cpu": "B"}
