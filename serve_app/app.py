@@ -34,7 +34,7 @@ from serve_app.backends.replicas.model_router import PATH as MODEL_ROUTER
 from serve_app.commands.check.check import args_problems
 from serve_app.commands.check.compose import BUILDER
 from serve_app.commands.check.model_source import task_of
-from serve_app.commands.check.turns import turn_problems
+from serve_app.commands.check.turns import light_groups_in, turn_problems
 from serve_app.commands.run import worker_logs
 from serve_app.commands.run.announcement import Announcement, local_url
 from serve_app.commands.server_environment import HAPROXY
@@ -187,11 +187,18 @@ def _bind_models(
         resolved = resolve_models(args.models, _num_cluster_gpus(), _read_shape)
     except ValueError as error:
         raise RefusedFileError(str(error)) from error
+    files = list(deployed_files())
+    group_of = {
+        id_: name
+        for file in files
+        if _has_args(file, args)
+        for name, group in _light_groups(file).items()
+        for id_ in group
+    }
     specs = {
-        id_: replace(spec, tracing=tracing, priority_aging_s=aging_s)
+        id_: replace(spec, tracing=tracing, priority_aging_s=aging_s, turn_group=group_of.get(id_))
         for id_, spec in resolved.items()
     }
-    files = deployed_files()
     require_startable(args, specs.values(), files)
     num_cpus = resolve_num_cpus(args, specs, files, keys)
     handles = {
@@ -311,6 +318,7 @@ def resolve_num_cpus(
             {id_: spec.num_gpus for id_, spec in specs.items()},
             has_ledger=keys is not None and bool(keys.limited),
             most=most,
+            light_groups=() if file is None else _light_groups(file).values(),
         )
         running = running_demands()
         own = _replaced(given, files, running) if file is None else file.name
@@ -373,6 +381,7 @@ def _demands_beside(
                     known_shares(config.models, num_gpus),
                     has_ledger=_has_ledger(config),
                     most=most,
+                    light_groups=_light_groups(file).values(),
                 )
             ]
         elif not running_cpus:
@@ -385,6 +394,11 @@ def _demands_beside(
 def _sections(file: ServeApplicationSchema) -> Sequence[Mapping[str, Any]]:
     """Return the `deployments:` of a file's application, each with the keys that it gives."""
     return file.model_dump(exclude_unset=True).get("deployments") or ()
+
+
+def _light_groups(file: ServeApplicationSchema) -> Mapping[str, Sequence[str]]:
+    """Return the groups of a file's application whose models sleep lightly between their turns."""
+    return light_groups_in(file.model_dump(exclude_unset=True))
 
 
 def _has_ledger(config: AppConfig) -> bool:

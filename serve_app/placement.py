@@ -7,10 +7,10 @@ Nothing here imports Ray.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, floor
 from typing import Any, Final
 
-from deployments.contract.model_spec import number
+from deployments.contract.model_spec import deployment_name_of, number
 from serve_app.config import INGRESS_NAME, LEDGER_NAME, AppConfig
 
 INGRESS_NUM_CPUS: Final = 0.2
@@ -22,6 +22,9 @@ also take a node that is to hold no replicas, such as a head."""
 
 AUTO_NUM_CPUS: Final = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01)
 """What `num_cpus: auto` may be. There are few values, so that a changed file seldom changes it."""
+
+RAYS_UNIT: Final = 1e-4
+"""Ray counts no smaller part of a core."""
 
 TOLERANCE: Final = 1e-6
 """Ray counts in ten-thousandths of a core; sums of fractions are off by less than this."""
@@ -36,12 +39,20 @@ class Demand:
         number: How many replicas there are.
         num_cpus: Cores of each; None for what fits.
         num_gpus: GPUs of each: a share of one, or a whole number.
+        num_turns: Models that take turns on the cores of one, and divide them, if they are chosen.
     """
 
     name: str
     number: int
     num_cpus: float | None
     num_gpus: float = 0.0
+    num_turns: int = 1
+
+    def of_auto(self, value: float) -> float:
+        """Return the cores of each replica if `auto` is so much."""
+        return (
+            floor(value / self.num_turns / RAYS_UNIT) * RAYS_UNIT if self.num_turns > 1 else value
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +93,10 @@ def fits(demands: Iterable[Demand], nodes: Sequence[Node]) -> bool:
     """Return whether all replicas have room on the nodes; `auto` counts as the least it may be."""
     rooms = [_Room(node) for node in nodes]
     given = [
-        (demand.num_gpus, AUTO_NUM_CPUS[-1] if demand.num_cpus is None else demand.num_cpus)
+        (
+            demand.num_gpus,
+            demand.of_auto(AUTO_NUM_CPUS[-1]) if demand.num_cpus is None else demand.num_cpus,
+        )
         for demand in demands
         for _ in range(demand.number)
     ]
@@ -106,16 +120,17 @@ def choose_num_cpus(
         nodes: The nodes that the cluster has now; if they have no cores, others will come.
         running: What replicas that run now have, by deployment.
     """
-    free = [demand.name for demand in demands if demand.num_cpus is None]
+    free = [demand for demand in demands if demand.num_cpus is None]
+    least = {demand.name: demand.of_auto(AUTO_NUM_CPUS[-1]) for demand in free}
     if not any(node.num_cpus for node in nodes):
-        return dict.fromkeys(free, AUTO_NUM_CPUS[0])
-    kept = {name: running[name] for name in free if running.get(name)}
+        return {demand.name: demand.of_auto(AUTO_NUM_CPUS[0]) for demand in free}
+    kept = {name: running[name] for name in least if running.get(name)}
     for held in (kept, {}) if kept else ({},):
         for value in AUTO_NUM_CPUS:
-            chosen = {name: held.get(name, value) for name in free}
+            chosen = {each.name: held.get(each.name, each.of_auto(value)) for each in free}
             if fits((replace(d, num_cpus=chosen.get(d.name, d.num_cpus)) for d in demands), nodes):
                 return chosen
-    return dict.fromkeys(free, AUTO_NUM_CPUS[-1])
+    return least
 
 
 def demands_of(
@@ -125,6 +140,7 @@ def demands_of(
     *,
     has_ledger: bool,
     most: int | None = None,
+    light_groups: Iterable[Sequence[str]] = (),
 ) -> list[Demand]:
     """Return what the replicas of an application reserve.
 
@@ -135,7 +151,10 @@ def demands_of(
         has_ledger: Whether keys have limits, which a replica of its own counts.
         most: Count as many replicas as a deployment may grow to, up to this many; None counts
             those that it starts with.
+        light_groups: The ids of models that take turns and keep their replicas meanwhile. So all of
+            a group have to fit beside each other, and divide what one of them would reserve.
     """
+    turns = {deployment_name_of(id_): len(group) for group in light_groups for id_ in group}
     sections = {str(section.get("name")): section for section in deployments}
     own = [(INGRESS_NAME, INGRESS_NUM_CPUS, 0.0)]
     if has_ledger:
@@ -152,7 +171,9 @@ def demands_of(
             given = options.get("num_cpus")
             num_cpus = 1.0 if given is None else given
             num_gpus = options.get("num_gpus") or 0.0
-        found.append(Demand(name, _num_replicas(section, most), num_cpus, num_gpus))
+        least = 1 if name in turns else 0
+        num_replicas = max(least, _num_replicas(section, most))
+        found.append(Demand(name, num_replicas, num_cpus, num_gpus, turns.get(name, 1)))
     return found
 
 

@@ -21,6 +21,7 @@ from deployments.vllm_generator import VllmGenerator
 from deployments.vllm_pooler import VllmPooler
 from serve_app import app
 from serve_app.commands.check.compose import BUILDER
+from serve_app.commands.check.turns import TURN_POLICY
 from serve_app.commands.run import worker_logs
 from serve_app.commands.run.announcement import Announcement
 from serve_app.commands.server_environment import HAPROXY
@@ -294,6 +295,22 @@ def test_num_cpus_auto_leaves_room_for_other_applications(
     specs = {"a/m": to_spec(config.models[0], 0.0)}
     found = app.resolve_num_cpus(config, specs, files, None, nodes=Cluster())
     assert found == {"a--m": expected}
+
+
+@pytest.mark.usefixtures("no_cluster")
+def test_models_of_a_light_group_know_it_and_divide_what_one_of_them_reserves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids = ["a/m", "b", "alone"]
+    args = {"models": [{**ARGS["models"][0], "id": id_} for id_ in ids]}
+    kwargs = {"groups": {"cpu": ids[:2]}, "light": ["cpu"]}
+    policy = {"policy_function": TURN_POLICY, "policy_kwargs": kwargs}
+    file = deployed(None, args=args, autoscaling_policy=policy)
+    monkeypatch.setattr(app, "deployed_files", lambda: iter([file, deployed(None)]))
+    handles, specs = app._bind_models(AppConfig.model_validate(args))
+    assert [spec.turn_group for spec in specs] == ["cpu", "cpu", None]
+    found: Any = [handles[id_]._bound_deployment for id_ in ids]
+    assert [each.ray_actor_options["num_cpus"] for each in found] == [0.25, 0.25, 0.5]
 
 
 def test_a_package_that_hides_ours_in_a_process_of_ray_s_is_named(

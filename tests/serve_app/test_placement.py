@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,6 +91,33 @@ def test_replicas_are_those_of_the_start_or_as_many_as_may_come(
             ARGS, [{"name": "a--b", **section}], {"a/b": 0.5}, has_ledger=False, most=limit
         )
         assert found == [Demand("Ingress", 1, 0.2), Demand("a--b", expected, 0.3, 0.5)]
+
+
+def test_models_that_take_turns_divide_what_one_of_them_would_reserve() -> None:
+    three = [replace(each, num_turns=3) for each in models(None, None, None)]
+    third = pytest.approx(0.3333)
+    assert choose_num_cpus([INGRESS, *three], TWO_CORES, {}) == {
+        "m0": third, "m1": third, "m2": third
+    }  # fmt: skip
+    beside = choose_num_cpus([INGRESS, *models(1.5), *three[1:]], TWO_CORES, {})
+    assert beside == {"m1": pytest.approx(0.0333), "m2": pytest.approx(0.0333)}
+    assert choose_num_cpus(three, [], {}) == {"m0": third, "m1": third, "m2": third}
+    kept = choose_num_cpus([INGRESS, *three], TWO_CORES, {"m0": 0.1})
+    assert kept == {"m0": 0.1, "m1": third, "m2": third}
+
+
+def test_models_of_a_light_group_are_counted_beside_each_other_from_the_start() -> None:
+    both = AppConfig.model_validate(
+        {"models": [{"id": "a/b", "source": "x", "num_cpus": 0.3}, {"id": "c", "source": "x"}]}
+    )
+    sections = [{"name": name, "autoscaling_config": {"min_replicas": 0}} for name in ("a--b", "c")]
+    groups = [("a/b", "c")]
+    found = demands_of(both, sections, {}, has_ledger=False, light_groups=groups)
+    assert found[1:] == [
+        Demand("a--b", 1, 0.3, num_turns=2),
+        Demand("c", 1, None, num_turns=2),
+    ]
+    assert [each.number for each in demands_of(both, sections, {}, has_ledger=False)] == [1, 0, 0]
 
 
 def test_actor_options_stand_in_for_both_numbers_as_in_ray() -> None:

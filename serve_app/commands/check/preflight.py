@@ -9,7 +9,7 @@ there is no room waits for ever.
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -31,6 +31,7 @@ from serve_app.commands.check.compose import BUILDER
 from serve_app.commands.check.model_source import KnownFiles
 from serve_app.commands.check.ray_check import MAX_PORT, host_problem
 from serve_app.commands.check.source_files import SourceError
+from serve_app.commands.check.turns import light_groups_in
 from serve_app.commands.server_environment import HAPROXY, HAPROXY_PORTS, is_free
 from serve_app.config import AppConfig
 from serve_app.gpu_shares import known_shares
@@ -133,7 +134,15 @@ def examine(text: str, depth: Depth, known: KnownFiles | None = None) -> Finding
         found.faults += faults
         if config is not None and is_right:
             asked.append(
-                asked_by(config, sections, machine, path, name=name, has_ledger=has_ledger)
+                asked_by(
+                    config,
+                    sections,
+                    machine,
+                    path,
+                    name=name,
+                    has_ledger=has_ledger,
+                    light_groups=light_groups_in(application).values(),
+                )
             )
     if has_ours:
         found.faults += room_faults(asked, machine)
@@ -244,6 +253,7 @@ def asked_by(
     *,
     name: str = "",
     has_ledger: bool = False,
+    light_groups: Iterable[Sequence[str]] = (),
 ) -> Asked:
     """Return what an application of raystream asks for.
 
@@ -254,9 +264,12 @@ def asked_by(
         path: See `Asked`.
         name: See `Asked`.
         has_ledger: See `demands_of`.
+        light_groups: See `demands_of`.
     """
     shares = known_shares(config.models, machine.num_gpus)
-    demands = demands_of(config, deployments, shares, has_ledger=has_ledger)
+    demands = demands_of(
+        config, deployments, shares, has_ledger=has_ledger, light_groups=light_groups
+    )
     places = {
         model.deployment_name: f"{path}.args.models[{index}]"
         for index, model in enumerate(config.models)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationError
 
+from deployments.contract.model_spec import ModelConfig
 from deployments.contract.strict_model import StrictModel
 from deployments.turns import MAX_START_S, MIN_TURN_S
 from serve_app.config import AppConfig
@@ -37,6 +38,16 @@ class TurnPolicyConfig(StrictModel):
     """The most seconds that a model which doesn't start keeps its turn while another waits. More
     than the slowest start, or its model never runs.
     """
+    light: tuple[str, ...] = ()
+    """Names of groups whose models keep their processes and sleep lightly while another one has the
+    turn, so that a swap takes no start. Each member needs `light_sleep_after_s`, `max_replicas: 1`
+    and no surge, and all of them room beside each other for some 400 MB.
+    """
+
+    @property
+    def light_groups(self) -> dict[str, Group]:
+        """The groups of `light`, by their names."""
+        return {name: group for name, group in self.groups.items() if name in self.light}
 
 
 def turns_in(application: Mapping[str, Any]) -> TurnPolicyConfig | None:
@@ -49,6 +60,18 @@ def turns_in(application: Mapping[str, Any]) -> TurnPolicyConfig | None:
     if policy.get("policy_function") != TURN_POLICY:
         return None
     return TurnPolicyConfig.model_validate(policy.get("policy_kwargs") or {})
+
+
+def light_groups_in(application: Mapping[str, Any]) -> dict[str, Group]:
+    """Return the ids of models that sleep lightly between their turns, by their groups.
+
+    There are none in an application of which `turn_problems` finds that it is wrong.
+    """
+    try:
+        found = turns_in(application)
+    except ValidationError:
+        return {}
+    return {} if found is None else found.light_groups
 
 
 def turn_problems(
@@ -83,6 +106,50 @@ def turn_problems(
                 f"`autoscaling_config: {{min_replicas: 0, ...}}` in the section of deployments "
                 f"named {ids[id_]!r}"
             )
+    yield from _light_problems(found, config, sections, f"{where}.light")
+
+
+def _light_problems(
+    found: TurnPolicyConfig,
+    config: AppConfig,
+    sections: Mapping[str, Mapping[str, Any]],
+    path: str,
+) -> Iterator[str]:
+    for name in found.light:
+        if name not in found.groups:
+            near = get_close_matches(name, found.groups, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(found.groups)}"
+            yield f"{path}: no group is called {name!r}: {hint}"
+    models = {model.id: model for model in config.models}
+    for name, group in found.light_groups.items():
+        for model in (models[id_] for id_ in group if id_ in models):
+            section = sections.get(model.deployment_name, {})
+            for advice in _light_advice(model, section):
+                yield f"{path}: {model.id!r}, of the group {name!r}, {advice}"
+
+
+def _light_advice(model: ModelConfig, section: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why a model can't sleep lightly between its turns, and what to write.
+
+    Args:
+        model: Its entry.
+        section: Its section of `deployments:`.
+    """
+    if model.light_sleep_after_s is None:
+        yield (
+            "sleeps lightly while another model has the turn: write `light_sleep_after_s: 60` in "
+            "its entry, or take the group out of `light`"
+        )
+    where = f"in the section of deployments named {model.deployment_name!r}"
+    default = 100 if section.get("num_replicas") == "auto" else 1  # Ray's own
+    most = (section.get("autoscaling_config") or {}).get("max_replicas", default)
+    if most != 1:
+        yield f"keeps one replica, and may have {most}: write `max_replicas: 1` {where}"
+    if section.get("max_surge_percent"):
+        yield (
+            "would start a new replica before the old one gives its memory back, which never "
+            f"ends: take `max_surge_percent` out {where}"
+        )
 
 
 def _group_problems(

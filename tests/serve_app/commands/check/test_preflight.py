@@ -269,6 +269,19 @@ def test_replicas_for_which_there_is_no_room_are_told_before_they_wait_for_it(
         assert message in problem
 
 
+@pytest.mark.parametrize(("num_cpus", "is_told"), [("auto", False), (0.8, False), (1.5, True)])
+def test_models_of_a_light_group_need_room_beside_each_other(
+    num_cpus: float | str, is_told: bool
+) -> None:
+    models = application({"num_cpus": num_cpus}, {"num_cpus": num_cpus})
+    sections = [{"name": f"m{i}", "autoscaling_config": {"min_replicas": 0}} for i in (0, 1)]
+    asleep = asked_by(models, sections, Node(2), "applications[0]")
+    assert list(room_faults([asleep], Node(2))) == []
+    light = asked_by(models, sections, Node(2), "applications[0]", light_groups=[("m0", "m1")])
+    found = list(room_faults([light], Node(2)))
+    assert ["ask for 3.2 cores together" in each for each in found] == [True] * is_told
+
+
 SEVERAL = """
 http_options: {{host: 127.0.0.1, port: {port}}}
 applications:

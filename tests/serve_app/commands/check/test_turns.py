@@ -11,7 +11,7 @@ from ray.serve.schema import ServeApplicationSchema
 from deployments.turns import TurnPolicy
 from serve_app.app import RefusedFileError, require_startable
 from serve_app.commands.check.check import find_problems
-from serve_app.commands.check.turns import TURN_POLICY, TurnPolicyConfig
+from serve_app.commands.check.turns import TURN_POLICY, TurnPolicyConfig, light_groups_in
 from serve_app.config import AppConfig
 
 SHIPPED = Path("serve_config.yaml").read_text()
@@ -34,6 +34,29 @@ def file_with(min_replicas: int | None = 0, **kwargs: Any) -> dict[str, Any]:
 
 def problems(**given: Any) -> list[str]:
     return find_problems(yaml.safe_dump(file_with(**given)))
+
+
+def light_file(light: list[str], **section: Any) -> dict[str, Any]:
+    """Return a file of two models that generate and take turns as a light group.
+
+    Args:
+        light: The groups that are light.
+        section: Keys of the second model's section, or of its `autoscaling_config`; the key
+            `light_sleep_after_s` is one of its entry.
+    """
+    document = file_with(groups={"cpu": ["pydoc-chat", "second"]}, light=light)
+    application = document["applications"][0]
+    entry = application["args"]["models"][0]
+    entry["light_sleep_after_s"] = 60
+    application["args"]["models"].append(
+        entry | {"id": "second", "light_sleep_after_s": section.pop("light_sleep_after_s", 60)}
+    )
+    first = application["deployments"][1]
+    first["autoscaling_config"]["max_replicas"] = 1
+    second = copy.deepcopy(first) | {"name": "second"}
+    second["autoscaling_config"] |= section.pop("autoscaling_config", {})
+    application["deployments"].append(second | section)
+    return document
 
 
 def test_a_right_file_has_no_problem() -> None:
@@ -84,4 +107,57 @@ def test_the_builder_refuses_the_same_before_anything_is_stopped() -> None:
 
 
 def test_the_policy_takes_the_arguments_that_the_check_does() -> None:
-    TurnPolicy(**TurnPolicyConfig(groups={"gpu": ("a", "b")}).model_dump())
+    TurnPolicy(**TurnPolicyConfig(groups={"gpu": ("a", "b")}, light=("gpu",)).model_dump())
+
+
+def test_models_that_sleep_lightly_between_their_turns_are_right_as_they_are() -> None:
+    assert find_problems(yaml.safe_dump(light_file(["cpu"]))) == []
+    heavy = light_file([], light_sleep_after_s=None, max_surge_percent=100)
+    assert find_problems(yaml.safe_dump(heavy)) == [], "only a light group needs more"
+
+
+@pytest.mark.parametrize(
+    ("light", "section", "message"),
+    [
+        (["cpus"], {}, ".light: no group is called 'cpus': did you mean 'cpu'?"),
+        (
+            ["cpu"],
+            {"light_sleep_after_s": None},
+            ".light: 'second', of the group 'cpu', sleeps lightly while another model has the "
+            "turn: write `light_sleep_after_s: 60` in its entry",
+        ),
+        (
+            ["cpu"],
+            {"autoscaling_config": {"max_replicas": 2}},
+            ".light: 'second', of the group 'cpu', keeps one replica, and may have 2: write "
+            "`max_replicas: 1` in the section of deployments named 'second'",
+        ),
+        (
+            ["cpu"],
+            {"max_surge_percent": 50},
+            ".light: 'second', of the group 'cpu', would start a new replica before the old one "
+            "gives its memory back, which never ends: take `max_surge_percent` out",
+        ),
+    ],
+)
+def test_what_a_light_group_lacks_is_said_with_how_to_mend_it(
+    light: list[str], section: dict[str, Any], message: str
+) -> None:
+    (problem,) = find_problems(yaml.safe_dump(light_file(light, **section)))
+    assert problem.startswith(f"{KWARGS}{message}")
+
+
+def test_the_builder_refuses_a_light_group_that_lacks_something_too() -> None:
+    application = light_file(["cpu"], max_surge_percent=50)["applications"][0]
+    config = AppConfig.model_validate(application["args"])
+    file = ServeApplicationSchema.model_validate(application)
+    with pytest.raises(RefusedFileError, match="take `max_surge_percent` out"):
+        require_startable(config, [], [file])
+
+
+def test_only_right_light_groups_are_told() -> None:
+    (application,) = light_file(["cpu"])["applications"]
+    assert light_groups_in(application) == {"cpu": ("pydoc-chat", "second")}
+    (heavy,) = light_file([])["applications"]
+    (wrong,) = file_with(groups={"cpu": BOTH[:1]}, light=["cpu"])["applications"]
+    assert light_groups_in(heavy) == light_groups_in(wrong) == light_groups_in({}) == {}
