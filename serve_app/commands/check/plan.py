@@ -39,6 +39,9 @@ from serve_app.config import AppConfig
 from serve_app.gpu_shares import resolve_models, to_spec
 from serve_app.strict_yaml import UniqueKeyLoader, line_of, why_unreadable
 
+SLEEPER_BYTES: Final = 400 * 10**6
+"""What a model that sleeps lightly keeps, most of it imports: 390 and 412 MiB of two models."""
+
 UNITS: Final = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GiB|GB|MiB|MB)")
@@ -334,7 +337,7 @@ def plan_models(
         return _plan(spec, shapes[model.id], memory, is_pooler=model.task != "generate")
 
     found = [plan(model) for model in models]
-    held = _held_by_others(found, cpu, groups_of(turns))
+    held = _held_by_others(found, cpu, turns)
     return [
         plan(model, held[model.id]) if held.get(model.id) else each
         for model, each in zip(models, found, strict=True)
@@ -368,7 +371,7 @@ def _counted_bytes(spec: ModelSpec) -> int | None:
 
 
 def _held_by_others(
-    found: Sequence[Planned], cpu: DeviceMemory, groups: Mapping[str, Sequence[str]]
+    found: Sequence[Planned], cpu: DeviceMemory, turns: TurnPolicyConfig | None
 ) -> Mapping[str, int]:
     """Return what the others hold of a CPU's memory, by the id of each model that runs on it.
 
@@ -378,18 +381,19 @@ def _held_by_others(
     Args:
         found: The plan of each model by itself.
         cpu: The machine's memory.
-        groups: The models that take turns, by their groups: none holds memory while another
-            runs.
+        turns: Which of them take turns: of a group only one holds memory at a time, beside what
+            those that sleep lightly keep.
     """
     plans = [each for each in found if isinstance(each, ReplicaPlan) and each.device.on_cpu]
     most = {plan.spec.id: plan.most_bytes for plan in plans}
-    if sum_at_once(most, groups) > cpu.total_bytes * (1 - HEADROOM):
+    if sum_at_once(most, turns) > cpu.total_bytes * (1 - HEADROOM):
         most = {plan.spec.id: plan.start_bytes for plan in plans}
-    peers = {id_: {*group} for group in groups.values() for id_ in group}
+    peers = {id_: {*group} for group in groups_of(turns).values() for id_ in group}
     return {
         id_: sum_at_once(
             {other: size for other, size in most.items() if other not in peers.get(id_, {id_})},
-            groups,
+            turns,
+            beside=id_,
         )
         for id_ in most
     }
@@ -419,9 +423,25 @@ def groups_of(turns: TurnPolicyConfig | None) -> Mapping[str, Sequence[str]]:
     return {} if turns is None else turns.groups
 
 
-def sum_at_once(sizes: Mapping[str, int], groups: Mapping[str, Sequence[str]]) -> int:
-    """Return the most that models hold at once, of which those of a group take turns."""
-    group_of = {id_: name for name, group in groups.items() for id_ in group}
-    alone = sum(size for id_, size in sizes.items() if id_ not in group_of)
-    in_turns = (max((sizes.get(id_, 0) for id_ in group), default=0) for group in groups.values())
-    return alone + sum(in_turns)
+def sum_at_once(
+    sizes: Mapping[str, int], turns: TurnPolicyConfig | None, beside: str | None = None
+) -> int:
+    """Return the most that models hold at once.
+
+    Of those that take turns it is the largest, and `SLEEPER_BYTES` of each other one that sleeps
+    lightly meanwhile.
+
+    Args:
+        sizes: The bytes of each model.
+        turns: Which take turns.
+        beside: A model that has its turn, and is not counted itself; its group's sleepers are.
+    """
+    group_of = {id_: name for name, group in groups_of(turns).items() for id_ in group}
+    light = {} if turns is None else turns.light_groups
+    held = sum(size for id_, size in sizes.items() if id_ not in group_of)
+    for name, group in groups_of(turns).items():
+        here = [sizes[id_] for id_ in group if id_ in sizes]
+        num_awake = int(bool(here) or beside in group)
+        num_asleep = (len(group) - num_awake) * (name in light) * num_awake
+        held += max(here, default=0) + num_asleep * SLEEPER_BYTES
+    return held

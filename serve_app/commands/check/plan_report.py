@@ -12,6 +12,7 @@ from deployments.plan.memory_budget import GIB, HEADROOM
 from deployments.plan.replica_plan import ReplicaPlan
 from deployments.plan.start_times import last_start_s
 from serve_app.commands.check.plan import (
+    SLEEPER_BYTES,
     Card,
     MeasuredByVllm,
     Planned,
@@ -30,6 +31,12 @@ MEASURED_WHERE: Final = (
 )
 
 
+LIGHT_SWAP: Final = (
+    "The others sleep lightly meanwhile: a swap reads the weights of the next one from the cache "
+    f"folder, and each sleeper keeps about {SLEEPER_BYTES / 10**6:.0f} MB"
+)
+
+
 def tell(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig | None = None) -> None:
     """Print a table of the plans, and a line for each model that does not fit or takes turns."""
     console = Console()
@@ -40,9 +47,10 @@ def tell(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig | None = 
             console.print(_told(each), soft_wrap=True)
     if turns is not None:
         for name, group in turns.groups.items():
+            swaps = LIGHT_SWAP if name in turns.light_groups else _swaps(found, group)
             console.print(
                 f"{', '.join(group)} take turns ({name}): one of them runs at a time, for at least "
-                f"{turns.min_turn_s:g} s while another is asked for. {_swaps(found, group)}",
+                f"{turns.min_turn_s:g} s while another is asked for. {swaps}",
                 soft_wrap=True,
                 markup=False,
             )
@@ -84,7 +92,7 @@ def _tell_plans(
             console.print(line, soft_wrap=True)
     if any(not plan.device.on_cpu for plan in plans):
         console.print(MEASURED_WHERE, soft_wrap=True)
-    for line in _together([plan for plan in plans if plan.device.on_cpu], groups_of(turns)):
+    for line in _together([plan for plan in plans if plan.device.on_cpu], turns):
         console.print(line, soft_wrap=True)
 
 
@@ -101,15 +109,15 @@ def _told(each: MeasuredByVllm) -> str:
     )
 
 
-def _together(plans: Sequence[ReplicaPlan], groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _together(plans: Sequence[ReplicaPlan], turns: TurnPolicyConfig | None) -> Iterator[str]:
     """Yield what several models on a CPU need together, and what to do if that is too much.
 
-    Of models that take turns, only the largest counts.
+    Of models that take turns, only the largest counts, beside what others keep while they sleep.
     """
     if len(plans) < 2:
         return
-    start = sum_at_once({plan.spec.id: plan.start_bytes for plan in plans}, groups)
-    most = sum_at_once({plan.spec.id: plan.most_bytes for plan in plans}, groups)
+    start = sum_at_once({plan.spec.id: plan.start_bytes for plan in plans}, turns)
+    most = sum_at_once({plan.spec.id: plan.most_bytes for plan in plans}, turns)
     total = plans[0].device.total_bytes
     yield (
         f"Together on the CPU: {_gib(start)} needed at start, {_gib(most)} reserved at most, of "
@@ -167,6 +175,7 @@ def as_json(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig | None
                 _as_dict(each) | {"last_start_s": last_start_s(each.spec)} for each in found
             ],
             "turns": {name: list(group) for name, group in groups_of(turns).items()},
+            "light": [] if turns is None else list(turns.light),
         },
         indent=2,
     )

@@ -16,7 +16,15 @@ from deployments.plan import cgroup
 from deployments.plan.memory_budget import GIB
 from deployments.plan.start_times import note_start
 from serve_app.commands.check import plan as planning
-from serve_app.commands.check.plan import PlanError, card_of, models_of, parse_size
+from serve_app.commands.check.plan import (
+    SLEEPER_BYTES,
+    PlanError,
+    card_of,
+    models_of,
+    parse_size,
+    sum_at_once,
+)
+from serve_app.commands.check.turns import TurnPolicyConfig
 from serve_app.commands.cli import app
 from serve_app.gpu_shares import to_spec
 from tests.failing import failing
@@ -277,6 +285,53 @@ def test_of_models_that_take_turns_only_the_largest_counts(
     size = {each["id"]: each["start_bytes"] for each in plan["models"]}
     together = max(size[id_] for id_ in names) + size["pydoc-search"]
     assert f"Together on the CPU: {together / GIB:.2f} GiB needed at start" in told.stdout
+
+
+def test_models_that_sleep_lightly_between_their_turns_are_counted_as_sleepers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(
+        pynvml, "nvmlInit", failing(pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
+    )
+    document = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    application = document["applications"][0]
+    ingress, section = application["deployments"][:2]
+    section["autoscaling_config"] |= {"min_replicas": 0, "max_replicas": 1}
+    names = ["a", "b", "c"]
+    entry = application["args"]["models"][0]
+    entry |= {"source": str(ROOT / entry["source"]), "light_sleep_after_s": 60}
+    application["args"]["models"] = [entry | {"id": name} for name in names]
+    application["deployments"] = [ingress, *(section | {"name": name} for name in names)]
+    kwargs: dict[str, Any] = {"groups": {"cpu": names}}
+    policy = {"policy_function": "deployments.turns:TurnPolicy", "policy_kwargs": kwargs}
+    application["autoscaling_policy"] = policy
+    file = tmp_path / "serve_config.yaml"
+    told = {}
+    for light in ([], ["cpu"]):
+        kwargs["light"] = light
+        file.write_text(yaml.safe_dump(document))
+        told[bool(light)] = run(str(file))
+        assert told[bool(light)].exit_code == 0, told[bool(light)].stderr
+    plan = json.loads(run(str(file), "--json").stdout)
+    assert (plan["turns"], plan["light"]) == ({"cpu": names}, ["cpu"])
+    largest = max(each["start_bytes"] for each in plan["models"])
+    for is_light, size in ((False, largest), (True, largest + 2 * SLEEPER_BYTES)):
+        line = f"Together on the CPU: {size / GIB:.2f} GiB needed at start"
+        assert line in told[is_light].stdout
+    assert "A swap starts the next one" in told[False].stdout
+    assert "The others sleep lightly meanwhile" in told[True].stdout
+    assert "A swap starts the next one" not in told[True].stdout
+
+
+def test_a_model_has_its_turn_beside_the_sleepers_of_its_group() -> None:
+    turns = TurnPolicyConfig(groups={"one": ("a", "b", "c"), "two": ("d", "e")}, light=("one",))
+    sizes = {"a": 5, "b": 7, "c": 6, "d": 3, "e": 2, "f": 1}
+    assert sum_at_once(sizes, turns) == 7 + 2 * SLEEPER_BYTES + 3 + 1
+    others = {"d": 3, "e": 2, "f": 1}
+    assert sum_at_once(others, turns, beside="a") == 2 * SLEEPER_BYTES + 3 + 1
+    assert sum_at_once({"f": 1}, turns, beside="d") == 1, "no model of the other group runs here"
+    assert sum_at_once(sizes, None) == 24
 
 
 @pytest.mark.parametrize(
