@@ -46,6 +46,7 @@ from deployments.contract.messages import ChatMessage, TextPart
 from deployments.contract.output import EngineStats, TextDelta
 from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
 from deployments.contract.telemetry.metric_table import GENERATOR
+from deployments.contract.telemetry.start_progress import StartPhase
 from deployments.contract.user_config import queue_limits, set_batching
 from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
 from deployments.engine.scheduling.sequence import SequenceRequest
@@ -56,19 +57,19 @@ from deployments.generator.context_length import fit_length, prompt_field
 from deployments.generator.description import describe_model
 from deployments.generator.fingerprint import content_digest, model_folder, system_fingerprint
 from deployments.generator.image_prompts import ImagePrompts, has_images
-from deployments.generator.light_sleep import LightSleeper
+from deployments.generator.light_sleep import LightSleeper, TurnEnd
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from deployments.generator.text_engine import EngineFacts, TextEngine
 from deployments.plan.replica_report import (
     MAX_REPORTED_TENANTS,
     LightSleep,
-    SleepState,
     Waits,
     WorkCounts,
 )
 from deployments.replica.metrics import GeneratorMetrics, StreamClock
 from deployments.replica.model_replica import ModelReplica
-from deployments.replica.own_scaling import is_pinned
+from deployments.replica.own_scaling import graceful_shutdown_timeout_s, is_pinned
+from deployments.replica.own_turn import OwnTurn
 from deployments.replica.probation import Probation
 
 T = TypeVar("T")
@@ -102,6 +103,9 @@ class GeneratorReplica(ModelReplica):
         raise NotImplementedError
 
     def _start(self) -> None:
+        turn = OwnTurn.of(self._spec.turn_group)
+        if turn is not None:
+            self._wait_to_load(turn)
         self._engine = self._open_engine()
         digest = self._digest_folder()
         facts = self._facts = self._engine.start()
@@ -126,14 +130,9 @@ class GeneratorReplica(ModelReplica):
         # A separate thread: a large grammar would otherwise delay every prompt.
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._metrics = GeneratorMetrics(self._store, self._spec.id)
-        read_memory = self._read_memory()
-        self._sleeper = LightSleeper(
-            self._engine,
-            self._spec.entry.light_sleep_after_s,
-            lambda: read_memory().process_bytes,
-            self._metrics.observe_sleep,
-            is_pinned,
-        )
+        self._sleeper = self._open_sleeper(turn)
+        if turn is not None:
+            self._sleeper.watch()  # it may have loaded in the turn of another model
         described = describe_model(
             self._spec,
             facts.tokenizer,
@@ -143,6 +142,32 @@ class GeneratorReplica(ModelReplica):
             fingerprint,
         )
         self._description = replace(described, footprint=self._footprint)
+
+    def _wait_to_load(self, turn: OwnTurn) -> None:
+        """Wait until no other model of the group holds memory on this node."""
+        self._phases.end("preparing")
+        self._progress.begin(StartPhase.WAITING)
+        turn.wait_to_load()
+        self._progress.begin(StartPhase.PREPARING)
+        self._phases.leave_out()
+
+    def _open_sleeper(self, turn: OwnTurn | None) -> LightSleeper:
+        read_memory = self._read_memory()
+        turn_end = TurnEnd(
+            self._admission.park_all,
+            self._admission.abort_all,
+            graceful_shutdown_timeout_s(),
+            self._end_process,
+        )
+        return LightSleeper(
+            self._engine,
+            self._spec.entry.light_sleep_after_s,
+            lambda: read_memory().process_bytes,
+            self._metrics.observe_sleep,
+            is_pinned,
+            turn=turn,
+            turn_end=None if turn is None else turn_end,
+        )
 
     def _digest_folder(self) -> Future[str] | None:
         """Read a folder's files while they are loaded; a hub's are named by their content."""
@@ -175,7 +200,7 @@ class GeneratorReplica(ModelReplica):
             recent=self._was_used,
             kv_usage=self._engine.stats.kv_usage,
             waiting_tokens=admission.num_waiting_tokens,
-            awake=float(self._sleeper.state is SleepState.AWAKE),
+            awake=float(self._sleeper.is_ready),
         )
 
     @property
@@ -230,7 +255,8 @@ class GeneratorReplica(ModelReplica):
 
     @property
     def _light_sleep(self) -> LightSleep | None:
-        may_sleep = self._spec.entry.light_sleep_after_s is not None
+        spec = self._spec
+        may_sleep = spec.entry.light_sleep_after_s is not None or spec.turn_group is not None
         return self._sleeper.report if may_sleep else None
 
     async def _check_health(self) -> None:
@@ -255,8 +281,8 @@ class GeneratorReplica(ModelReplica):
         Raises:
             RaystreamError: The engine is broken, or the weights can't be read.
         """
-        with self._sleeper.in_use():
-            async for _ in self._sleeper.waking():
+        with self._sleeper.in_use() as use:
+            async for _ in self._sleeper.waking(use):
                 pass
             await self.ping()
 
@@ -282,9 +308,9 @@ class GeneratorReplica(ModelReplica):
                 return
             try:
                 with self._admission.permit(request) as permit, ExitStack() as held:
-                    held.enter_context(self._sleeper.in_use())
-                    async for waited_s in self._sleeper.waking():
-                        yield [Waking(self._spec.id, waited_s)]
+                    use = held.enter_context(self._sleeper.in_use())
+                    async for waited_s in self._sleeper.waking(use):
+                        yield [Waking(self._spec.id, waited_s, self._replica_id)]
                     if request.num_deaths:
                         # Otherwise it could be blamed for a death while it waits.
                         await permit.wait_for_turn()

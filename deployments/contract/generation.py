@@ -174,10 +174,12 @@ class Waking:
     Attributes:
         model_id: The model.
         waited_s: How long the request has waited for that.
+        replica_id: As Serve names the replica.
     """
 
     model_id: str
     waited_s: float
+    replica_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from deployments.contract.errors import RaystreamError
@@ -35,6 +35,63 @@ class Sleeper(Protocol):
         ...
 
 
+TICK_S: Final = 0.05
+"""Between two looks at what keeps an engine awake whose turn is over. Ends of uses are told; one
+that was not accepted yet when the others were parked is parked at the next look."""
+
+MAX_ABORT_S: Final = 10.0
+"""How long a use may take to end after its sequence was aborted. A use that does not end would keep
+the device from the other models for ever."""
+
+MAX_TRIES: Final = 20
+"""How often an engine that nobody uses any more may say that it still runs something: the ends of
+its sequences, or a probe, reach it a moment later. Then it can't sleep at all."""
+
+
+class Turn(Protocol):
+    """When an engine may hold memory; see `deployments.replica.own_turn`."""
+
+    async def taken(self) -> None:
+        """Wait until it may."""
+        ...
+
+    async def over(self) -> None:
+        """Wait until it has to give its memory back."""
+        ...
+
+    def free(self) -> None:
+        """Say that it has."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """How those who use an engine leave it when its turn is over.
+
+    Attributes:
+        park: Gives all sequences that may be parked back to their ingresses.
+        abort: Ends all sequences; they go on elsewhere.
+        patience_s: How long those that can't be parked may go on, in seconds.
+        end_process: Ends this process, whose engine can't give its memory back.
+    """
+
+    park: Callable[[], None]
+    abort: Callable[[], None]
+    patience_s: float
+    end_process: Callable[[], None]
+
+
+@dataclass(eq=False, slots=True)
+class Use:
+    """One who keeps an engine awake; see `LightSleeper.in_use`.
+
+    Attributes:
+        is_inside: Whether it has found the engine awake; until then it only waits.
+    """
+
+    is_inside: bool = False
+
+
 class LightSleeper:
     """The sleep of one engine, and those who keep it awake."""
 
@@ -46,6 +103,8 @@ class LightSleeper:
         on_change: Callable[[LightSleep], None],
         is_kept_awake: Callable[[], Awaitable[bool]],
         notice_interval_s: float = NOTICE_INTERVAL_S,
+        turn: Turn | None = None,
+        turn_end: TurnEnd | None = None,
     ) -> None:
         """Start with an engine that is awake.
 
@@ -57,16 +116,24 @@ class LightSleeper:
             is_kept_awake: Asked each time before it falls asleep; if so, it is asked again after
                 another `after_s`.
             notice_interval_s: Seconds between two notices of `waking`.
+            turn: When the engine may hold memory, which it may now; None for always.
+            turn_end: How it is left when its turn is over; given with `turn`.
         """
+        assert (turn is None) == (turn_end is None), "turns end"
         self._engine = engine
         self._after_s = after_s
         self._read_bytes = read_bytes
         self._on_change = on_change
         self._is_kept_awake = is_kept_awake
         self._notice_interval_s = notice_interval_s
-        self._num_users = 0
+        self._turn = turn
+        self._turn_end = turn_end
+        self._users: set[Use] = set()
+        self._use_ended = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._change: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None  # while it is awake in its turn
+        self._is_turn_over = False
         self._is_closed = False
         self.report = LightSleep(SleepState.AWAKE, time.time())
 
@@ -75,19 +142,29 @@ class LightSleeper:
         """Whether the engine sleeps."""
         return self.report.state
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether who comes now finds the engine awake."""
+        return self.state is SleepState.AWAKE and not self._is_turn_over
+
     @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Keep the engine from falling asleep while the block runs."""
-        self._num_users += 1
+    def in_use(self) -> Iterator[Use]:
+        """Keep the engine from falling asleep while the block runs, but for the end of its turn."""
+        use = Use()
+        self._users.add(use)
         self._stop_timer()
         try:
-            yield
+            yield use
         finally:
-            self._num_users -= 1
+            self._users.remove(use)
+            self._use_ended.set()
             self.watch()
 
-    async def waking(self) -> AsyncIterator[float]:
+    async def waking(self, use: Use) -> AsyncIterator[float]:
         """Wake the engine, unless it is awake, and end once it is.
+
+        Args:
+            use: The caller's, which is inside from the end on.
 
         Yields:
             How long that has taken so far, in seconds, from time to time.
@@ -96,17 +173,19 @@ class LightSleeper:
             RaystreamError: It can't be woken, and why.
         """
         began_s = time.monotonic()
-        while self.state is not SleepState.AWAKE:
+        while not self.is_ready:
             change = self._change or self._begin(self._wake())
             done, _ = await asyncio.wait([change], timeout=self._notice_interval_s)
             if done:
                 change.result()
             else:
                 yield time.monotonic() - began_s
+        use.is_inside = True
 
     def watch(self) -> None:
         """Begin to wait for the time to sleep, unless the engine is in use, or that has begun."""
-        if self._after_s is None or self._num_users or self._timer is not None or self._is_closed:
+        self._follow()
+        if self._after_s is None or self._users or self._timer is not None or self._is_closed:
             return
         # The end of a change watches, too. A timer set before it would go off in an engine that
         # sleeps.
@@ -114,13 +193,17 @@ class LightSleeper:
             self._timer = asyncio.get_running_loop().call_later(self._after_s, self._look)
 
     def close(self) -> None:
-        """Fall asleep no more."""
+        """Fall asleep no more, and wait for no turn."""
         self._is_closed = True
         self._stop_timer()
+        if self._following is not None:
+            self._following.cancel()
+        if self._change is not None and self._turn is not None:
+            self._change.cancel()
 
     def _look(self) -> None:
         self._timer = None
-        if not self._num_users and self._change is None:
+        if not self._users and self._change is None:
             self._begin(self._sleep())
 
     def _stop_timer(self) -> None:
@@ -142,8 +225,11 @@ class LightSleeper:
     async def _sleep(self) -> None:
         """Fall asleep; try again later if the engine still runs something, or is kept awake."""
         # A request that comes after `_look`, or while this is asked, finds the engine awake.
-        if await self._is_kept_awake() or self._num_users or self._is_closed:
-            return
+        if not (await self._is_kept_awake() or self._users or self._is_closed):
+            await self._give_back()
+
+    async def _give_back(self) -> bool:
+        """Let the engine give its memory back; return whether it has."""
         awake_bytes = self._read_bytes()
         self._note(SleepState.FALLING_ASLEEP)
         slept = False
@@ -153,7 +239,7 @@ class LightSleeper:
             logger.exception("the engine can't sleep")  # it has ended; health checks find that
         if not slept:
             self._note(SleepState.AWAKE)
-            return
+            return False
         self.report = replace(
             self.report,
             num_sleeps=self.report.num_sleeps + 1,
@@ -161,8 +247,13 @@ class LightSleeper:
             asleep_bytes=self._read_bytes(),
         )
         self._note(SleepState.ASLEEP)
+        if self._turn is not None:
+            self._turn.free()
+        return True
 
     async def _wake(self) -> None:
+        if self._turn is not None:
+            await self._turn.taken()
         began_s = time.monotonic()
         self._note(SleepState.WAKING)
         try:
@@ -172,6 +263,61 @@ class LightSleeper:
             raise
         self.report = replace(self.report, last_wake_s=time.monotonic() - began_s)
         self._note(SleepState.AWAKE)
+
+    def _follow(self) -> None:
+        """Begin to wait for the end of the turn, unless that has begun or there are no turns."""
+        is_due = self._turn is not None and self._following is None and not self._is_closed
+        if is_due and self.state is SleepState.AWAKE:
+            self._following = asyncio.get_running_loop().create_task(self._until_over())
+            self._following.add_done_callback(self._end_following)
+
+    def _end_following(self, following: asyncio.Task[None]) -> None:
+        self._following = None
+        if not following.cancelled() and (error := following.exception()) is not None:
+            logger.error("the end of the turn", exc_info=error)
+        self._follow()
+
+    async def _until_over(self) -> None:
+        """Wait until the turn is over, and end it."""
+        assert self._turn is not None, "it is followed"
+        await self._turn.over()
+        while self._change is not None:
+            await asyncio.wait([self._change])
+        if self.state is SleepState.AWAKE:
+            self._stop_timer()
+            self._is_turn_over = True  # from here on, who comes waits
+            await asyncio.wait([self._begin(self._end_turn())])
+
+    async def _end_turn(self) -> None:
+        """Let all leave the engine, and give its memory back."""
+        assert self._turn_end is not None, "turns end"
+        try:
+            await self._clear(self._turn_end)
+            for _ in range(MAX_TRIES):
+                if await self._give_back():
+                    return
+                await asyncio.sleep(TICK_S)
+            logger.error("the model's turn is over, and it can't sleep: its process ends")
+            self._turn_end.end_process()
+        finally:
+            self._is_turn_over = False
+
+    async def _clear(self, end: TurnEnd) -> None:
+        """Return once nobody is inside."""
+        now_s = asyncio.get_running_loop().time
+        until_s = now_s() + end.patience_s
+        while any(use.is_inside for use in self._users):
+            self._use_ended.clear()
+            end.park()
+            if now_s() >= until_s:
+                end.abort()
+            if now_s() >= until_s + MAX_ABORT_S:
+                logger.error("the model's turn is over, and it is still used: its process ends")
+                end.end_process()
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._use_ended.wait()
 
     def _note(self, state: SleepState) -> None:
         self.report = replace(self.report, state=state, state_unix_s=time.time())

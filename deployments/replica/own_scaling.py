@@ -1,9 +1,10 @@
-"""What scales this replica's deployment: the policy by the file, and an operator's pin."""
+"""What the file says of this replica's deployment, and an operator: who scales it, and its end."""
 
 import asyncio
 import logging
 
 from ray import serve
+from ray.serve._private.constants import DEFAULT_GRACEFUL_SHUTDOWN_TIMEOUT_S
 from ray.serve.exceptions import RayServeException
 
 from deployments.autoscaling import LoadPolicy, read_wish
@@ -23,6 +24,15 @@ def is_scaled_by_calls() -> bool:
     except RayServeException:  # Serve does not run this replica
         return False
     return scaling is not None and scaling.policy.policy_function != LOAD_POLICY
+
+
+def graceful_shutdown_timeout_s() -> float:
+    """Return how long Serve lets what runs go on when it stops this replica, in seconds."""
+    try:
+        config = serve.get_replica_context()._deployment_config
+    except RayServeException:  # Serve does not run this replica
+        return DEFAULT_GRACEFUL_SHUTDOWN_TIMEOUT_S
+    return float(config.graceful_shutdown_timeout_s)
 
 
 async def is_pinned() -> bool:

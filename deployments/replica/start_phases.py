@@ -47,9 +47,15 @@ class StartPhases:
         self._phases.append(f"{name} {now_s - self._last_s:.1f}")
         self._last_s = now_s
 
+    def leave_out(self) -> None:
+        """Note that the phase that ends now was none of the start: it waited for another model."""
+        now_s = self._now_s()
+        self._began_s += now_s - self._last_s
+        self._last_s = now_s
+
     @property
     def total_s(self) -> float:
-        """Seconds since the first phase began."""
+        """Seconds since the first phase began, without what was left out."""
         return self._last_s - self._began_s
 
     def __str__(self) -> str:

@@ -64,7 +64,7 @@ class Replica(TextGenerator):
 
     async def fall_asleep(self) -> None:
         """Sleep as after an hour without a request."""
-        await until(lambda: not self._sleeper._num_users and self._sleeper._change is None)
+        await until(lambda: not self._sleeper._users and self._sleeper._change is None)
         self._sleeper._look()
         await until(lambda: self._sleeper._change is None)
         assert self._sleeper.state is SleepState.ASLEEP
@@ -129,7 +129,7 @@ async def test_many_wait_for_one_wake_and_one_of_them_may_leave(shared: Replica)
         await asyncio.wait([leaving])
         texts = ["".join(d.text for d in deltas) for deltas in await asyncio.gather(*staying)]
     assert texts == [expected] * 3
-    await until(lambda: not shared._sleeper._num_users)
+    await until(lambda: not shared._sleeper._users)
     assert not shared._admission.num_running
 
 

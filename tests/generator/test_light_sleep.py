@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from deployments.contract.errors import ReplicaUnavailableError
-from deployments.generator.light_sleep import LightSleeper
+from deployments.generator import light_sleep
+from deployments.generator.light_sleep import LightSleeper, TurnEnd
 from deployments.plan.replica_report import LightSleep, SleepState
 from tests.deadline import until
 
@@ -64,17 +65,17 @@ class Watched:
 
     async def use(self) -> list[float]:
         """Use the engine once, and return what was told of waiting for it."""
-        with self.sleeper.in_use():
+        with self.sleeper.in_use() as use:
             told = list[float]()
-            async for waited_s in self.sleeper.waking():
+            async for waited_s in self.sleeper.waking(use):
                 told.append(waited_s)
                 self.told.append(waited_s)
             return told
 
     async def use_until(self, may_end: asyncio.Event) -> None:
         """Use the engine until an event."""
-        with self.sleeper.in_use():
-            async for _ in self.sleeper.waking():
+        with self.sleeper.in_use() as use:
+            async for _ in self.sleeper.waking(use):
                 pass
             await may_end.wait()
 
@@ -136,8 +137,8 @@ async def test_a_request_that_comes_while_it_is_asked_finds_the_engine_awake() -
     watched.may_answer.clear()
     watched.sleeper.watch()
     await until(lambda: watched.num_asked == 1)
-    with watched.sleeper.in_use():
-        assert [told async for told in watched.sleeper.waking()] == []
+    with watched.sleeper.in_use() as use:
+        assert [told async for told in watched.sleeper.waking(use)] == []
         watched.may_answer.set()
         await until(lambda: watched.sleeper._change is None)
         assert watched.engine.calls == []
@@ -200,7 +201,7 @@ async def test_one_that_comes_just_before_it_falls_asleep_keeps_it_awake() -> No
     watched.sleeper.watch()
     using = asyncio.ensure_future(watched.use_until(may_end := asyncio.Event()))
     watched.sleeper._look()  # as if the time were over; the use begins before the sleep does
-    await until(lambda: watched.sleeper._num_users)
+    await until(lambda: watched.sleeper._users)
     await until(lambda: watched.sleeper._change is None)
     assert watched.engine.calls == []
     may_end.set()
@@ -216,7 +217,7 @@ async def test_one_that_is_cancelled_leaves_the_others_their_wake() -> None:
         gone.cancel()
         with pytest.raises(asyncio.CancelledError):
             await gone
-        assert watched.sleeper._num_users == 1
+        assert len(watched.sleeper._users) == 1
         watched.engine.may_wake.set()
         await stays
         assert watched.engine.calls == ["sleep", "wake"]
@@ -252,3 +253,241 @@ async def test_it_falls_asleep_no_more_once_it_is_closed() -> None:
     watched.sleeper.close()
     watched.sleeper.watch()
     assert watched.sleeper._timer is None
+
+
+class HandTurn:
+    """A turn that begins and ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.begins, self.ends = asyncio.Event(), asyncio.Event()
+        self.begins.set()
+        self.is_held = True  # from the start on
+
+    async def taken(self) -> None:
+        await self.begins.wait()
+        self.is_held = True
+
+    async def over(self) -> None:
+        await self.ends.wait()
+
+    def free(self) -> None:
+        self.is_held = False
+
+    def end(self) -> None:
+        """Let another model have the turn."""
+        self.begins.clear()
+        self.ends.set()
+
+    def begin(self) -> None:
+        self.ends.clear()
+        self.begins.set()
+
+
+class Taking(Watched):
+    """A sleeper that takes turns; each of its users stays inside until it is parked or aborted."""
+
+    def __init__(self, after_s: float | None = None, patience_s: float = 3600) -> None:
+        super().__init__(after_s)
+        self.memory = iter(range(10_000))
+        self.turn = HandTurn()
+        self.calls = self.engine.calls
+        self.left = asyncio.Event()
+        self.may_park = True
+        self.num_ends = 0
+        self.sleeper = LightSleeper(
+            self.engine,
+            after_s,
+            lambda: next(self.memory),
+            self.reports.append,
+            self.ask,
+            0.001,
+            self.turn,
+            TurnEnd(self.park, self.abort, patience_s, self.end_process),
+        )
+        self.sleeper.watch()
+
+    def park(self) -> None:
+        self.calls.append("park")
+        if self.may_park:
+            self.leave()
+
+    def abort(self) -> None:
+        self.calls.append("abort")
+        self.leave()
+
+    def leave(self) -> None:
+        """Let all that are inside end."""
+        self.left.set()
+        self.left = asyncio.Event()
+
+    def end_process(self) -> None:
+        self.num_ends += 1
+
+    async def run(self) -> None:
+        """Use the engine until it is parked or aborted."""
+        with self.sleeper.in_use() as use:
+            async for waited_s in self.sleeper.waking(use):
+                self.told.append(waited_s)
+            await self.left.wait()
+
+    @property
+    def num_inside(self) -> int:
+        return sum(each.is_inside for each in self.sleeper._users)
+
+
+@pytest.fixture
+async def taking() -> AsyncIterator[Taking]:
+    made = Taking()
+    yield made
+    made.sleeper.close()
+
+
+async def test_a_turn_ends_with_all_parked_and_then_the_lease_is_free(taking: Taking) -> None:
+    running = [asyncio.ensure_future(taking.run()) for _ in range(3)]
+    await until(lambda: taking.num_inside == 3)
+    taking.engine.may_sleep.clear()
+    taking.turn.end()
+    await asyncio.gather(*running)
+    await until(lambda: "sleep" in taking.calls)
+    assert taking.calls == ["park", "sleep"]
+    assert taking.turn.is_held, "it still holds memory"
+    taking.engine.may_sleep.set()
+    await taking.reach(SleepState.ASLEEP)
+    assert not taking.turn.is_held
+
+
+async def test_who_comes_after_the_turn_waits_for_the_next_and_does_not_hold_up_the_sleep(
+    taking: Taking,
+) -> None:
+    taking.may_park = False
+    first = asyncio.ensure_future(taking.run())
+    await until(lambda: taking.num_inside)
+    taking.turn.end()
+    await until(lambda: "park" in taking.calls)
+    assert not taking.sleeper.is_ready
+    late = asyncio.ensure_future(taking.use())
+    await until(lambda: len(taking.sleeper._users) == 2)
+    taking.leave()
+    await first
+    await taking.reach(SleepState.ASLEEP)
+    num_told = len(taking.told)
+    await until(lambda: len(taking.told) > num_told + 2)
+    assert not taking.turn.is_held
+    assert "wake" not in taking.calls
+    taking.turn.begin()
+    await late
+    assert taking.turn.is_held
+    assert taking.sleeper.is_ready
+
+
+async def test_who_was_let_in_just_before_the_end_is_parked_too(taking: Taking) -> None:
+    taking.may_park = False  # as one that is not accepted yet
+    running = asyncio.ensure_future(taking.run())
+    await until(lambda: taking.num_inside)
+    taking.turn.end()
+    await until(lambda: "park" in taking.calls)
+    taking.may_park = True
+    await running
+    await taking.reach(SleepState.ASLEEP)
+    assert "abort" not in taking.calls
+
+
+async def test_what_can_not_be_parked_goes_on_for_a_while_and_is_then_aborted() -> None:
+    taking = Taking(patience_s=0.1)
+    taking.may_park = False
+    running = asyncio.ensure_future(taking.run())
+    await until(lambda: taking.num_inside)
+    taking.turn.end()
+    await running
+    await taking.reach(SleepState.ASLEEP)
+    assert taking.calls[0] == "park"
+    assert taking.calls[-2:] == ["abort", "sleep"]
+    taking.sleeper.close()
+
+
+async def test_a_use_that_does_not_end_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(light_sleep, "MAX_ABORT_S", 0.1)
+    taking = Taking(patience_s=0)
+    with taking.sleeper.in_use() as use:
+        assert [told async for told in taking.sleeper.waking(use)] == []
+        taking.turn.end()
+        await until(lambda: taking.num_ends)
+    taking.sleeper.close()
+
+
+async def test_an_engine_that_can_not_sleep_ends_its_process(
+    taking: Taking, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(light_sleep, "TICK_S", 0.001)
+    taking.engine.is_busy = True
+    taking.turn.end()
+    await until(lambda: taking.num_ends)
+    assert taking.calls.count("sleep") >= light_sleep.MAX_TRIES
+    assert taking.turn.is_held, "the lease is freed with the process"
+    assert "its process ends" in caplog.text
+
+
+async def test_the_end_of_a_turn_goes_before_what_keeps_the_engine_awake(taking: Taking) -> None:
+    taking.is_kept_awake = True
+    taking.turn.end()
+    await taking.reach(SleepState.ASLEEP)
+    assert taking.num_asked == 0
+
+
+async def test_a_turn_that_ends_while_it_wakes_or_falls_asleep_is_ended_after_that() -> None:
+    taking = Taking(AFTER_S)
+    taking.engine.may_sleep.clear()
+    await taking.reach(SleepState.FALLING_ASLEEP)
+    taking.turn.end()
+    await until(lambda: taking.sleeper._following is not None)
+    taking.engine.may_sleep.set()
+    await taking.reach(SleepState.ASLEEP)
+    assert taking.calls == ["sleep"]
+    taking.turn.begin()
+    taking.engine.may_wake.clear()
+    running = asyncio.ensure_future(taking.run())
+    await taking.reach(SleepState.WAKING)
+    taking.turn.end()
+    taking.engine.may_wake.set()
+    await taking.reach(SleepState.ASLEEP)
+    assert taking.calls == ["sleep", "wake", "sleep"]
+    assert not running.done(), "it waits for the next turn"
+    taking.turn.begin()
+    await until(lambda: taking.num_inside)
+    taking.leave()
+    await running
+    taking.sleeper.close()
+
+
+async def test_an_idle_model_gives_its_memory_and_the_lease_back_in_its_turn() -> None:
+    taking = Taking(AFTER_S)
+    await taking.reach(SleepState.ASLEEP)
+    assert not taking.turn.is_held
+    await taking.use()
+    assert taking.turn.is_held
+    taking.sleeper.close()
+
+
+async def test_turns_come_and_go(taking: Taking) -> None:
+    for _ in range(3):
+        taking.turn.begin()
+        running = asyncio.ensure_future(taking.run())
+        await until(lambda: taking.num_inside)
+        taking.turn.end()
+        await running
+        await taking.reach(SleepState.ASLEEP)
+    assert taking.calls == ["park", "sleep", *["wake", "park", "sleep"] * 2]
+
+
+async def test_one_that_is_closed_waits_for_no_turn(taking: Taking) -> None:
+    taking.turn.end()
+    await taking.reach(SleepState.ASLEEP)
+    waiting = asyncio.ensure_future(taking.use())
+    await until(lambda: taking.sleeper._change is not None)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    taking.sleeper.close()
+    await until(lambda: taking.sleeper._change is None)
+    taking.turn.begin()
+    assert "wake" not in taking.calls
+    assert taking.sleeper._following is None

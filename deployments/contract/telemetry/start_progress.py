@@ -22,6 +22,9 @@ class StartPhase(StrEnum):
     PREPARING = "preparing"
     """It imports, reads configurations and plans its memory."""
 
+    WAITING = "waiting"
+    """It waits until another model, with which it takes turns, has given its memory back."""
+
     DOWNLOADING = "downloading"
     """It downloads the model's files from the hub."""
 

@@ -187,6 +187,31 @@ class Admission:
         self._estimate.leave(permit)
         self._feed.update()
 
+    def park_all(self) -> None:
+        """Give all accepted sequences that may be parked back to their ingresses.
+
+        Also those that the engine has begun with: they go on later, with what has gone out.
+        """
+        parkable = [each for each in self._accepted if _run_of(each).is_parkable]
+        self._end_runs(parkable, lambda run: run.park())
+
+    def abort_all(self) -> None:
+        """End all accepted sequences, which may go on elsewhere."""
+        self._end_runs(self._accepted, lambda run: run.abort())
+
+    @property
+    def _accepted(self) -> list[Permit]:
+        return [each for each in self._estimate.held if each.run is not None]
+
+    def _end_runs(self, permits: list[Permit], end: Callable[[Run], object]) -> None:
+        """End sequences; none of them, and none that waits, gets into the engine meanwhile."""
+        for permit in permits:
+            end(_run_of(permit))
+            self._feed.drop(permit)
+        for permit in permits:
+            self._estimate.leave(permit)
+        self._feed.update()
+
     def park_late(self, permit: Permit) -> None:
         """Park a sequence that has waited too long, unless memory is coming free for it."""
         if not self._estimate.gathers_memory(permit):
@@ -399,6 +424,11 @@ class Admission:
                 self._retry_estimator.note_end(self._now_s())
             self._estimate.leave(permit)
         self._feed.update()
+
+
+def _run_of(permit: Permit) -> Run:
+    assert permit.run is not None, "it is accepted"
+    return permit.run
 
 
 def _group_of(request: GenerationRequest) -> RequestGroup | None:

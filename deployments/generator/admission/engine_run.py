@@ -28,6 +28,7 @@ replica costs a whole one and a call, so a sequence first waits here for as long
 takes."""
 
 PARKED: Final = TextDelta((), "", FinishReason.PARKED)
+ABORTED: Final = TextDelta((), "", FinishReason.ABORT)
 
 
 class EngineRun:
@@ -125,6 +126,10 @@ class EngineRun:
     def park(self) -> None:
         """Leave for good: the ingress gets it back."""
         self._end(PARKED)
+
+    def abort(self) -> None:
+        """Leave for good: its ingress looks for another replica, as when this one is stopped."""
+        self._end(ABORTED)
 
     def close(self) -> None:
         """Leave the engine, with nothing to follow."""

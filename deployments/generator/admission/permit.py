@@ -58,6 +58,10 @@ class Run(Protocol):
         """Leave for good: its ingress gets it back."""
         ...
 
+    def abort(self) -> None:
+        """Leave for good: it goes on elsewhere."""
+        ...
+
 
 class Permit:
     """The right of one sequence to run or to wait.

@@ -103,6 +103,11 @@ class RunEstimate:
         )
 
     @property
+    def held(self) -> list[Permit]:
+        """Those that run or wait."""
+        return [*self._running, *self.queue.unordered]
+
+    @property
     def oldest_first(self) -> list[Permit]:
         """Those that wait, by their arrival."""
         return sorted(self.queue.unordered, key=lambda each: each.arrival)

@@ -36,7 +36,7 @@ class FakeRun:
         self.name = name
         self.engine = engine
         self.may_yield = True
-        self.is_parked = False
+        self.is_parked = self.is_aborted = False
 
     @property
     def is_parkable(self) -> bool:
@@ -64,6 +64,10 @@ class FakeRun:
     def park(self) -> None:
         self.leave()
         self.is_parked = True
+
+    def abort(self) -> None:
+        self.leave()
+        self.is_aborted = True
 
 
 class Replica:

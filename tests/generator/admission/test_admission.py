@@ -13,6 +13,7 @@ from deployments.contract.sampling_params import SamplingParams
 from deployments.generator.admission.admission import Admission, AdmissionLimits
 from deployments.generator.admission.permit import Permit
 from deployments.plan.kv_layout import KVLayout
+from tests.generator.admission.fake_replica import Replica
 from tests.hand_clock import HandClock
 from tests.stopped_clock import settle
 
@@ -367,3 +368,34 @@ class AdmissionMachine(RuleBasedStateMachine):
 
 TestAdmissionMachine = pytest.mark.slow(AdmissionMachine.TestCase)
 TestAdmissionMachine.settings = settings(max_examples=60, deadline=None)
+
+
+def test_all_that_may_be_parked_are_at_once_whether_or_not_they_have_begun() -> None:
+    replica = Replica(max_num_seqs=2)
+    for name in "abcd":
+        replica.add(name)
+    replica.come("e")  # its prompt is still being encoded
+    replica.runs["b"].may_park = False
+    replica.engine.begun |= {"a", "b"}
+    num_entered = replica.engine.num_entered
+    replica.counted.park_all()
+    assert replica.parked == "acd"
+    assert replica.inside == "b"
+    assert replica.engine.num_entered == num_entered, "none of those that leave goes in first"
+    assert (replica.counted.num_running, replica.counted.num_waiting) == (2, 0)
+    replica.accept("e")
+    replica.counted.park_all()
+    assert (replica.parked, replica.inside) == ("acde", "b")
+
+
+def test_all_that_are_accepted_are_aborted_and_no_other() -> None:
+    replica = Replica(max_num_seqs=2)
+    for name in "abc":
+        replica.add(name)
+    replica.come("d")
+    replica.runs["b"].may_park = False
+    replica.counted.abort_all()
+    assert [name for name, run in replica.runs.items() if run.is_aborted] == ["a", "b", "c"]
+    assert replica.inside == replica.parked == ""
+    replica.accept("d")
+    assert replica.inside == "d"
