@@ -65,9 +65,14 @@ class Report:
         return len(self.turns)
 
     @property
+    def median_swap_s(self) -> float:
+        """The median time from the last token of a turn to the first one of the next."""
+        swaps_s = [late.began_s - early.ended_s for early, late in pairwise(self.turns)]
+        return statistics.median(swaps_s or [0.0])
+
+    @property
     def rows(self) -> list[Row]:
         """All figures."""
-        swaps_s = [late.began_s - early.ended_s for early, late in pairwise(self.turns)]
         longest = max(self.waits, key=lambda wait: wait.seconds)
         num_all, num_parked = len(self.answers), sum(wait.is_parked for wait in self.waits)
         worked_s = sum(turn.ended_s - turn.began_s for turn in self.turns)
@@ -99,14 +104,14 @@ class Report:
                 f"at most {MAX_LOADS_RATIO:.0f}",
                 ratio <= MAX_LOADS_RATIO,
             ),
-            Row("seconds of a swap: median", f"{statistics.median(swaps_s or [0.0]):.1f} s"),
+            Row("seconds of a swap: median", f"{self.median_swap_s:.1f} s"),
             Row("part of the time in which a model worked", f"{worked_s / self._seconds:.0%}"),
             Row("seconds in all", f"{self._seconds:.0f} s"),
         ]
 
-    def table(self) -> Table:
+    def table(self, title: str = "turns") -> Table:
         """Return all figures."""
-        table = Table(title="Turns")
+        table = Table(title=title)
         for column in ("what", "found", "bar", ""):
             table.add_column(column)
         for row in self.rows:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks.serving.timed_answer import DONE
 from benchmarks.turns.__main__ import measured
@@ -18,6 +19,9 @@ from benchmarks.turns.report import (
     steps_of,
     turns_of,
 )
+from benchmarks.turns.server import turns_configuration
+from serve_app.commands.check.check import find_problems
+from serve_app.commands.check.turns import light_groups_in
 from tests.measured import Record
 
 MIN_TURN_S = 10
@@ -123,6 +127,14 @@ def test_the_plot_has_the_device_and_what_waits(tmp_path: Path) -> None:
         "Requests that wait",
         "Streams that are parked",
     ]
+
+
+def test_models_that_sleep_lightly_have_room_beside_each_other() -> None:
+    config = turns_configuration(Path("models"), ["a", "b"], 10, is_light=True)
+    assert find_problems(yaml.safe_dump(config)) == []
+    (application,) = config["applications"]
+    assert light_groups_in(application) == {"device": ("a", "b")}
+    assert all("ray_actor_options" not in each for each in application["deployments"])
 
 
 @pytest.mark.ray
