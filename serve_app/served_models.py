@@ -150,12 +150,18 @@ class HandleModels(ModelBackends):
             for id_, handle in handles.items()
         }
         tasks = {model.id: model.task for model in config.models}
+        turn_groups = {spec.id: spec.turn_group for spec in specs}
         departures = {
             id_: Departures(
                 running[id_],
                 # Many streams are lost at once.
                 SingleFlight(
-                    partial(serve_replicas, handle.app_name, handle.deployment_name)
+                    partial(
+                        serve_replicas,
+                        handle.app_name,
+                        handle.deployment_name,
+                        turn_groups.get(id_),
+                    )
                 ).result,
             )
             for id_, handle in handles.items()

@@ -169,7 +169,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Waking:
-    """An event before all others, from time to time: the replica sleeps lightly, and wakes.
+    """An event before all others, at once and from time to time: the replica sleeps, and wakes.
 
     Attributes:
         model_id: The model.

@@ -167,12 +167,14 @@ class LightSleeper:
             use: The caller's, which is inside from the end on.
 
         Yields:
-            How long that has taken so far, in seconds, from time to time.
+            How long that has taken so far, in seconds: 0 at once, then from time to time.
 
         Raises:
             RaystreamError: It can't be woken, and why.
         """
         began_s = time.monotonic()
+        if not self.is_ready:
+            yield 0.0
         while not self.is_ready:
             change = self._change or self._begin(self._wake())
             done, _ = await asyncio.wait([change], timeout=self._notice_interval_s)

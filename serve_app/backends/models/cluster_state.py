@@ -32,6 +32,7 @@ from ray.serve.schema import (
 )
 
 from deployments.autoscaling import read_wishes
+from deployments.turns import read_holder
 from serve_app.backends.models.serving_states import DEPLOY_FAILED, DeploymentState, ServingState
 from serve_app.backends.replicas.replica_departures import ServeReplicas
 from serve_app.backends.replicas.running_replicas import RunningReplicas
@@ -75,16 +76,23 @@ async def watch_draining_nodes(models: Sequence[RunningReplicas]) -> None:
         await asyncio.sleep(POLL_INTERVAL_S)
 
 
-async def serve_replicas(app: str, deployment: str) -> ServeReplicas:
+async def serve_replicas(app: str, deployment: str, turn_group: str | None = None) -> ServeReplicas:
     """Return what Serve's controller says about the replicas of a deployment.
 
+    Args:
+        app: The application.
+        deployment: The deployment.
+        turn_group: The light group of its model, if any: while another model has the turn, none of
+            this one's replicas can go on with a stream, though Serve keeps them.
+
     Raises:
-        Exception: The controller does not answer, as while it is restarted.
+        Exception: The controller or Ray's control service does not answer, as while it is
+            restarted.
     """
-    return await asyncio.to_thread(_serve_replicas, app, deployment)
+    return await asyncio.to_thread(_serve_replicas, app, deployment, turn_group)
 
 
-def _serve_replicas(app: str, deployment: str) -> ServeReplicas:
+def _serve_replicas(app: str, deployment: str, turn_group: str | None) -> ServeReplicas:
     client = _get_global_client(raise_if_no_controller_running=True)
     assert client is not None, "it raises"
     asked = client._controller.get_serve_instance_details.remote()
@@ -92,12 +100,14 @@ def _serve_replicas(app: str, deployment: str) -> ServeReplicas:
     application = details["applications"].get(app, {})
     found = application.get("deployments", {}).get(deployment, {})
     is_kept = bool(found) and found.get("status_trigger") != DeploymentStatusTrigger.DELETING
+    holder = None if turn_group is None else read_holder(app, turn_group)
+    is_turn_over = holder not in (None, deployment)
     return ServeReplicas(
         {
             each["replica_id"]: str(getattr(each["state"], "value", each["state"]))
             for each in found.get("replicas", ())
         },
-        is_any_wanted=not is_kept or found.get("target_num_replicas") != 0,
+        is_any_wanted=not is_kept or (found.get("target_num_replicas") != 0 and not is_turn_over),
     )
 
 

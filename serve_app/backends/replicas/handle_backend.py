@@ -8,7 +8,7 @@ where it stands (`pooled_calls`). A call is cancelled when its caller stops wait
 
 import os
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
@@ -45,11 +45,15 @@ from serve_app.backends.replicas.handles import (
 from serve_app.backends.replicas.pooled_calls import PooledCalls
 from serve_app.backends.replicas.prefix_memory import prefix_keys
 from serve_app.backends.replicas.refusals import raise_refusal, until_taken
-from serve_app.backends.replicas.replica_errors import LostAfterStartError
+from serve_app.backends.replicas.replica_errors import LostAfterStartError, LostAsleepError
 from serve_app.backends.replicas.replica_stream import ReplicaStream
 from serve_app.backends.replicas.running_replicas import RunningReplicas
 from serve_app.backends.replicas.token_channels import TokenChannels
 from serve_app.http.request_record import seconds_since_arrival
+
+MAX_LOST_ASLEEP: Final = 16
+"""How many replicas may end, one after the other, while a call waits for them to wake, before that
+counts as the loss of one: a model may die of each wake."""
 
 ADDRESS_TIMEOUT_S: Final = 2.0
 """How long replicas have to say where they listen."""
@@ -154,11 +158,28 @@ class HandleBackend:
     async def _open(self, request: GenerationRequest, leave: Callable[[], None]) -> ReplicaStream:
         """Return the stream that a replica has accepted; it calls `leave` when it has begun.
 
+        A call that has only waited for a replica to wake is made again if that ends: it waits like
+        those that come while no replica runs, for however long that takes.
+
+        Raises:
+            RaystreamError: See `_open_once`.
+        """
+        for _ in range(MAX_LOST_ASLEEP):
+            with suppress(LostAsleepError):
+                return await self._open_once(request, leave)
+        return await self._open_once(request, leave)
+
+    async def _open_once(
+        self, request: GenerationRequest, leave: Callable[[], None]
+    ) -> ReplicaStream:
+        """Return the stream that the router's replica has accepted.
+
         Raises:
             InvalidRequestError: The client has to fix the request.
             OverloadedError: The replica is full.
             ModelChangedError: The replica is of another version than the request needs.
             LostAfterStartError: The replica was lost after it had begun with the request.
+            LostAsleepError: The replica ends, and the request waited for it to wake.
             RaystreamError: See `first_answer`.
         """
         span = None if self._spans is None else self._spans.of_text(request)
@@ -173,7 +194,7 @@ class HandleBackend:
             )
             call = self._generate.remote(sent)
             responses = cast("Responses[GenerationEvent]", call)
-            first = await first_answer(responses, self._channels)
+            first = await first_answer(responses, self._channels, self._running.has_left)
             assert isinstance(first, Accepted | Refused), f"got a {type(first).__name__}"
             self._remember(request, first)
             raise_refusal(first)

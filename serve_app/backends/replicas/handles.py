@@ -6,9 +6,9 @@ Ray.
 """
 
 import asyncio
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import grpc  # type: ignore[import-untyped] # ships no types
 from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
@@ -25,6 +25,7 @@ from deployments.contract.generation import Refused, Started, Waking
 from deployments.contract.sampling_params import InvalidParameterError
 from serve_app.backends.replicas.replica_errors import (
     LostAfterStartError,
+    LostAsleepError,
     NoReplicaError,
     ReplicaStoppedError,
     wait_patiently,
@@ -32,6 +33,9 @@ from serve_app.backends.replicas.replica_errors import (
 from serve_app.backends.replicas.token_channels import TokenChannels
 from serve_app.http.request_record import current_record
 from serve_app.http.stream_notices import loading
+
+LOST: Final = (RayActorError, grpc.aio.AioRpcError)
+"""What Ray raises when the process of a replica is lost."""
 
 Handle = DeploymentHandle[Any]
 """A deployment's handle, as the composition root binds it."""
@@ -122,17 +126,28 @@ async def _answers_of(calls: Sequence[ReplicaCall], deadline_s: float) -> tuple[
     )
 
 
-async def first_answer(responses: Responses[EventT_co], channels: TokenChannels) -> EventT_co:
+async def first_answer(
+    responses: Responses[EventT_co],
+    channels: TokenChannels,
+    has_left: Callable[[str], bool] = lambda replica_id: False,
+) -> EventT_co:
     """Return the first event of a replica's answer after `Started`; cancel the call on failure.
 
     The answer to `Started` is the go-ahead.
 
+    Args:
+        responses: The call.
+        channels: Where the go-ahead is given.
+        has_left: Whether Serve no longer routes to a replica. One that is stopped while it sleeps
+            may never have its turn to wake, and Serve would wait for the call.
+
     Raises:
         LostAfterStartError: The replica was lost after the go-ahead.
+        LostAsleepError: It was lost, or is about to end, while the call waited for it to wake.
         RaystreamError: The replica has failed.
     """
     try:
-        first = await _next(responses)
+        first = await _awake(responses, has_left)
         if isinstance(first, Started):
             first = await _answer_to_suspect(first, responses, channels)
         if isinstance(first, Refused):
@@ -166,15 +181,27 @@ async def _answer_to_suspect(
         raise
 
 
-async def _next(responses: Responses[EventT_co]) -> EventT_co:
-    """Return the next event that is not about waking; the client is told of those."""
-    while True:
-        with translated_errors():
-            (event,) = await anext(responses)
-        if not isinstance(event, Waking):
-            return event
-        if (record := current_record()) is not None:
+async def _awake(responses: Responses[EventT_co], has_left: Callable[[str], bool]) -> EventT_co:
+    """Return the first event that is not about waking; the client is told of those."""
+    event = await _next(responses)
+    while isinstance(event, Waking):
+        if has_left(event.replica_id):
+            raise LostAsleepError("The model's replica was stopped while it slept.")
+        if event.waited_s and (record := current_record()) is not None:
             record.on_notice(loading(event.model_id, event.waited_s))
+        try:
+            event = await _next(responses)
+        except ReplicaUnavailableError as error:
+            if isinstance(error, ReplicaStoppedError) or isinstance(error.__cause__, LOST):
+                raise LostAsleepError(*error.args) from error
+            raise  # it can't be woken, and says why
+    return event
+
+
+async def _next(responses: Responses[EventT_co]) -> EventT_co:
+    with translated_errors():
+        (event,) = await anext(responses)
+    return event
 
 
 @contextmanager
@@ -220,7 +247,7 @@ def _translate(error: Exception) -> RaystreamError:
             return OverloadedError("Too many requests wait for the model. Try again later.")
         case DeploymentUnavailableError():
             return NoReplicaError("The model has no replica.")
-        case RayActorError() | grpc.aio.AioRpcError():
+        case _ if isinstance(cause, LOST):
             return ReplicaUnavailableError("The model's replica can't be reached.")
         case _:
             return RaystreamError("The model's replica failed at this request.")

@@ -33,8 +33,8 @@ class ServeReplicas:
 
     Attributes:
         states: Serve's state of each replica, by Serve's id.
-        is_any_wanted: Whether the model shall have replicas; also true if it is being deleted,
-            after which it never has any.
+        is_any_wanted: Whether the model shall have replicas that work now; also true if it is being
+            deleted, after which it never has any.
     """
 
     states: Mapping[str, str]

@@ -16,6 +16,10 @@ class ReplicaStoppedError(ReplicaUnavailableError):
     """The replica was stopped on purpose and has cancelled the request; it did not die of it."""
 
 
+class LostAsleepError(ReplicaStoppedError):
+    """The replica ends, and had not begun with the request, which waited for it to wake."""
+
+
 class ParkedError(RaystreamError):
     """The replica has given the text back, for others to run; nothing was lost."""
 

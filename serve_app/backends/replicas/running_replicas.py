@@ -104,6 +104,10 @@ class RunningReplicas:
         """Return whether a replica's node is about to stop."""
         return replica.node_id in self._draining_nodes
 
+    def has_left(self, replica_id: str) -> bool:
+        """Return whether Serve no longer routes to a replica, and did lately."""
+        return replica_id in self._left
+
     def suits(self, replica_id: str, fingerprint: str | None) -> bool:
         """Return whether a replica may take a request.
 

@@ -1,4 +1,7 @@
-"""A server of three models that take turns, with two ingresses; the last one can't be loaded."""
+"""A server of three models that take turns, with two ingresses; the last one can't be loaded.
+
+Once they end their processes after a turn, and once they keep them and sleep lightly.
+"""
 
 import asyncio
 import copy
@@ -22,11 +25,12 @@ from tests.scaling.turns.models import BODIES, DAMAGED, MODELS, SECOND
 WEIGHTS = "model.safetensors"
 
 
-def turns_config(folder: Path) -> dict[str, Any]:
+def turns_config(folder: Path, *, are_light: bool) -> dict[str, Any]:
     """Return the scaling tests' configuration with three models that take turns.
 
     Args:
         folder: Gets the folders of the second and the third.
+        are_light: Whether they sleep lightly between their turns.
     """
     document = scaled_config()
     application = document["applications"][0]
@@ -37,8 +41,11 @@ def turns_config(folder: Path) -> dict[str, Any]:
         "max_replicas": 1,
         "downscale_to_zero_delay_s": 600,  # a turn ends only for another model
     }
-    section["ray_actor_options"] = ROOM_FOR_ONE
     (entry,) = application["args"]["models"]
+    if are_light:
+        entry["light_sleep_after_s"] = 600  # a turn ends only for another model
+    else:
+        section["ray_actor_options"] = ROOM_FOR_ONE
     for name in (SECOND, DAMAGED):
         source = shutil.copytree(ROOT / "models" / MODEL_SECTION, folder / name)
         application["deployments"].append(copy.deepcopy(section) | {"name": name})
@@ -47,16 +54,21 @@ def turns_config(folder: Path) -> dict[str, Any]:
         )
     application["autoscaling_policy"] = {
         "policy_function": "deployments.turns:TurnPolicy",
-        "policy_kwargs": {"groups": {"head": [*MODELS]}, "min_turn_s": 1},
+        "policy_kwargs": {"groups": {"head": [*MODELS]}, "min_turn_s": 1}
+        | ({"light": ["head"]} if are_light else {}),
     }
     return document
 
 
-@pytest.fixture(scope="package")
-def server(changing_server: ChangingServer, tmp_path_factory: pytest.TempPathFactory) -> Server:
+@pytest.fixture(scope="package", params=["ends", "light"])
+def server(
+    request: pytest.FixtureRequest,
+    changing_server: ChangingServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Server:
     """Serve these tests' file, and damage the third model once it is served."""
     folder = tmp_path_factory.mktemp("turns")
-    server = changing_server.serve(turns_config(folder))
+    server = changing_server.serve(turns_config(folder, are_light=request.param == "light"))
     (folder / DAMAGED / WEIGHTS).write_bytes(b"damaged")
     return server
 

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 from uuid import uuid4
 
 import httpx
@@ -75,14 +76,26 @@ class Turns:
         self._record("longest pause, s", round(max(each.longest_gap_s for each in answers), 1))
 
     async def ended(self, model: str) -> None:
-        """Wait until Serve wants no replica of a model."""
+        """Wait until Serve wants no replica of a model, or its replica sleeps lightly."""
         async with asyncio.timeout(DEADLINE_S):
-            while await self._num_wanted(model):  # noqa: ASYNC110 - another process's state
+            while await self._has_turn(model):  # noqa: ASYNC110 - another process's state
                 await asyncio.sleep(0.05)
 
-    async def _num_wanted(self, model: str) -> int:
+    async def _has_turn(self, model: str) -> bool:
         found = (await self.deployed.details())["deployments"][model]
-        return int(found["target_num_replicas"])
+        is_wanted = bool(found["target_num_replicas"])
+        sleeps = await self.sleeps()
+        return is_wanted and not (model in sleeps and sleeps[model]["state"] == "asleep")
+
+    async def sleeps(self) -> dict[str, dict[str, Any]]:
+        """Return what `/v1/devices` shows of the light sleep of each replica that answers."""
+        shown = (await self._client.get("/v1/devices")).json()["data"]
+        return {
+            each["id"]: replica["light_sleep"]
+            for each in shown
+            for replica in each["replicas"]
+            if replica["light_sleep"] is not None
+        }
 
     def processes(self, title: str) -> list[psutil.Process]:
         """Return the server's processes with a title."""
@@ -135,6 +148,36 @@ async def test_a_replica_that_is_killed_while_it_loads_is_loaded_again_in_the_sa
 ) -> None:
     async with turns.swap_to(SECOND) as swap:
         (await turns.started(f"{REPLICA}{SECOND}")).kill()
+        assert (await swap.asking).is_whole
+
+
+@pytest.mark.parametrize("server", ["light"], indirect=True)
+async def test_models_that_sleep_lightly_keep_their_processes_and_never_hold_memory_at_once(
+    turns: Turns,
+) -> None:
+    async with turns.swap_to(SECOND) as swap:
+        assert (await swap.asking).is_whole
+    titles = [f"{REPLICA}{name}" for name in (FIRST, SECOND)]
+    before = [(await turns.started(each)).pid for each in titles]
+    async with turns.swap_to(SECOND) as swap:
+        second = await swap.asking
+        assert second.is_whole
+        sleeps = await turns.sleeps()
+        if sleeps[SECOND]["state"] == "awake":  # its turn may be over by now
+            assert sleeps[FIRST]["state"] == "asleep"
+            assert sleeps[FIRST]["state_unix_s"] <= sleeps[SECOND]["state_unix_s"]
+    assert [(await turns.started(each)).pid for each in titles] == before
+    assert not any(each.answer.lost_at for each in swap.streams), "nothing was lost"
+
+
+async def test_a_replica_that_is_killed_while_its_streams_are_parked_loses_none(
+    turns: Turns,
+) -> None:
+    async with turns.swap_to(SECOND) as swap:
+        (first,) = turns.processes(f"{REPLICA}{FIRST}")
+        await reached(lambda: any("parked" in each.answer.comments for each in swap.streams))
+        with suppress(psutil.NoSuchProcess):
+            first.kill()
         assert (await swap.asking).is_whole
 
 

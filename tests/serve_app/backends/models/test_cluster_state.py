@@ -123,3 +123,24 @@ def test_what_running_applications_reserve_is_what_serve_wants_now(
         "a": [Demand("m", 2, 0.5, 1.0), Demand("Plain", 1, 1.0), Demand("None", 1, 0.0)],
         "building": [],
     }
+
+
+@for_each(
+    (1, None, True),
+    (1, "m", True),
+    (1, "other", False),
+    (0, "m", False),
+)
+async def test_a_model_is_wanted_unless_serve_wants_none_or_another_has_the_turn(
+    wanted: int, holder: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = {"target_num_replicas": wanted, "replicas": []}
+    details = {"applications": {"a": {"deployments": {"m": deployment}}}}
+    asked = SimpleNamespace(get_serve_instance_details=SimpleNamespace(remote=lambda: details))
+    client = SimpleNamespace(_controller=asked)
+    monkeypatch.setattr(cluster_state, "_get_global_client", lambda **_: client)
+    monkeypatch.setattr(ray, "get", lambda found, timeout: found)
+    monkeypatch.setattr(cluster_state, "read_holder", lambda app, group: holder)
+    assert (await cluster_state.serve_replicas("a", "m", "card")).is_any_wanted is expected
+    is_wanted = (await cluster_state.serve_replicas("a", "m")).is_any_wanted
+    assert is_wanted is (wanted > 0), "it takes no turns"

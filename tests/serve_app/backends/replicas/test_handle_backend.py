@@ -6,6 +6,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import pytest
+from ray.exceptions import ActorDiedError
 
 from deployments.channel.server import ChannelServer
 from deployments.contract.errors import (
@@ -24,13 +25,15 @@ from deployments.contract.generation import (
     RequestGroup,
     TokenizedPrompt,
     TokenizeRequest,
+    Waking,
 )
 from deployments.contract.sampling_params import SamplingParams
 from serve_app.backends.replicas.admission_queue import MAX_NUM_ASKING, AdmissionQueue
 from serve_app.backends.replicas.backend import DetokenizeRequest
-from serve_app.backends.replicas.handle_backend import HandleBackend
+from serve_app.backends.replicas.handle_backend import MAX_LOST_ASLEEP, HandleBackend
 from serve_app.backends.replicas.prefix_memory import prefix_keys
 from serve_app.backends.replicas.refusals import MAX_ATTEMPTS
+from serve_app.backends.replicas.replica_errors import LostAsleepError
 from tests.serve_app.backends.replicas.test_handles import (
     ERRORS,
     FakeHandle,
@@ -148,6 +151,50 @@ async def test_if_all_replicas_refuse_the_shortest_wait_is_reported_after_a_few_
         await model.send(REQUEST)
     assert caught.value.retry_after_s == 4
     assert len(router.calls) == MAX_ATTEMPTS
+
+
+WAKING = Waking("m", 0.0, "0")
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+async def test_a_call_whose_replica_ends_before_it_wakes_is_made_again_and_has_lost_none(
+    listening: ChannelServer, is_killed: bool
+) -> None:
+    if is_killed:
+        asleep: list[Item] = [[WAKING], ActorDiedError()]
+    else:
+        asleep = [[WAKING], asyncio.CancelledError()]  # as Ray raises when Serve stops a replica
+    model, router = routed(asleep, await has_room(listening, "1"))
+    async with aclosing(model), aclosing(await model.send(REQUEST)):
+        assert len(router.calls) == 2
+    assert router.calls[0].is_cancelled
+
+
+async def test_a_call_leaves_a_replica_that_serve_stops_while_it_sleeps(
+    listening: ChannelServer,
+) -> None:
+    model, router = routed([[WAKING], [WAKING]], await has_room(listening, "1"))
+    running_ = model._running
+    running_.replace([each for each in map(running_.find, ("1",)) if each is not None])
+    async with aclosing(model), aclosing(await model.send(REQUEST)):
+        assert len(router.calls) == 2
+    assert router.calls[0].is_cancelled, "Serve would wait for it"
+
+
+async def test_a_model_whose_replicas_all_die_before_they_wake_is_lost_in_the_end() -> None:
+    model, router = routed([[WAKING], ActorDiedError()])
+    with pytest.raises(LostAsleepError):
+        await model.send(REQUEST)
+    assert len(router.calls) == MAX_LOST_ASLEEP + 1
+
+
+async def test_a_model_that_can_not_be_woken_says_so_at_once() -> None:
+    error = task_error(ReplicaUnavailableError("The model could not be woken"))
+    model, router = routed([[WAKING], error])
+    with pytest.raises(ReplicaUnavailableError, match="could not be woken") as caught:
+        await model.send(REQUEST)
+    assert type(caught.value) is ReplicaUnavailableError
+    assert len(router.calls) == 1
 
 
 async def test_tokens_and_text_come_from_the_replica() -> None:

@@ -196,7 +196,8 @@ async def test_a_client_is_told_that_its_model_wakes_until_its_request_is_accept
     record.on_notice = told.append
     token = CURRENT_RECORD.set(record)
     try:
-        responses = FakeResponses([[Waking("m", 2.0, "r")], [Waking("m", 4.1, "r")], [Accepted(3)]])
+        waking = [[Waking("m", waited_s, "r")] for waited_s in (0.0, 2.0, 4.1)]
+        responses = FakeResponses([*waking, [Accepted(3)]])
         assert await first_answer(responses, TokenChannels(os.environ)) == Accepted(3)
     finally:
         CURRENT_RECORD.reset(token)
