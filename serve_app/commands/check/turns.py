@@ -28,7 +28,8 @@ class TurnPolicyConfig(StrictModel):
 
     groups: dict[str, Group] = Field(min_length=1)
     """By a name of your choice, such as the device's, the ids of models that take turns: of each
-    group only one has replicas at a time. At the start the first goes first.
+    group only one has replicas at a time, unless the group is `light`. At the start the first goes
+    first.
     """
     min_turn_s: float = Field(default=MIN_TURN_S, gt=0, allow_inf_nan=False)
     """The least length of a turn while another model waits and the one that runs has work. More
