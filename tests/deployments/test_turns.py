@@ -642,7 +642,7 @@ def test_a_sleeper_ends_by_its_own_policy_unless_requests_wait_for_its_turn() ->
     holders = Holders()
     controller, _ = both_running(holders)
     config = controller.configs["B"] = AutoscalingConfig(
-        **SHIPPED | {"downscale_to_zero_delay_s": 0}
+        **{**SHIPPED, "downscale_to_zero_delay_s": 0}
     )
     config.policy._cached_policy = controller.configs["A"].policy.get_policy()
     controller.requests |= {"B": 1.0}
