@@ -29,6 +29,7 @@ from deployments.contract.errors import (
     ModelChangedError,
     OverloadedError,
     RaystreamError,
+    ReplicaUnavailableError,
 )
 from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.gen_ai_spans import ModelSpan, end, recorded
@@ -68,7 +69,7 @@ from deployments.plan.replica_report import (
 )
 from deployments.replica.metrics import GeneratorMetrics, StreamClock
 from deployments.replica.model_replica import ModelReplica
-from deployments.replica.own_scaling import graceful_shutdown_timeout_s, is_pinned
+from deployments.replica.own_scaling import graceful_shutdown_timeout_s, is_pinned, is_stopped
 from deployments.replica.own_turn import OwnTurn
 from deployments.replica.probation import Probation
 
@@ -144,10 +145,16 @@ class GeneratorReplica(ModelReplica):
         self._description = replace(described, footprint=self._footprint)
 
     def _wait_to_load(self, turn: OwnTurn) -> None:
-        """Wait until no other model of the group holds memory on this node."""
+        """Wait until no other model of the group holds memory on this node.
+
+        Raises:
+            ReplicaUnavailableError: Serve has stopped the replica meanwhile.
+        """
         self._phases.end("preparing")
         self._progress.begin(StartPhase.WAITING)
-        turn.wait_to_load()
+        if not turn.wait_to_load(is_stopped):
+            self._end_process()
+            raise ReplicaUnavailableError("Serve has stopped the replica before it could load.")
         self._progress.begin(StartPhase.PREPARING)
         self._phases.leave_out()
 

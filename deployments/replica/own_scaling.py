@@ -2,14 +2,20 @@
 
 import asyncio
 import logging
+from typing import Final
 
+import ray
 from ray import serve
+from ray.serve._private.common import ReplicaState
 from ray.serve._private.constants import DEFAULT_GRACEFUL_SHUTDOWN_TIMEOUT_S
+from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
 from deployments.autoscaling import LoadPolicy, read_wish
 
 logger = logging.getLogger("ray.serve.raystream.replica")
+
+ASK_TIMEOUT_S: Final = 5.0
 
 LOAD_POLICY = f"{LoadPolicy.__module__}:{LoadPolicy.__name__}"
 
@@ -33,6 +39,30 @@ def graceful_shutdown_timeout_s() -> float:
     except RayServeException:  # Serve does not run this replica
         return DEFAULT_GRACEFUL_SHUTDOWN_TIMEOUT_S
     return float(config.graceful_shutdown_timeout_s)
+
+
+def is_stopped() -> bool:
+    """Return whether Serve stops this replica; False if its controller does not answer.
+
+    Serve tells a replica by running its destructor on the event loop. This is for one whose
+    constructor has not returned.
+    """
+    try:
+        context = serve.get_replica_context()
+        client = _get_global_client(raise_if_no_controller_running=True)
+        assert client is not None, "it raises"
+        asked = client._controller.get_serve_instance_details.remote()
+        applications = ray.get(asked, timeout=ASK_TIMEOUT_S)["applications"]
+        deployments = applications[context.app_name]["deployments"]
+        states = {
+            each["replica_id"]: each["state"]
+            for each in deployments[context.deployment]["replicas"]
+        }
+    except Exception as error:  # noqa: BLE001 - any of Ray's, also while a file is deployed
+        logger.info("whether Serve stops this replica can't be read: %r", error)
+        return False
+    state = states.get(context.replica_id.unique_id)
+    return state is not None and ReplicaState(state) is ReplicaState.STOPPING
 
 
 async def is_pinned() -> bool:

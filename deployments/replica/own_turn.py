@@ -102,10 +102,25 @@ class OwnTurn:
         path = turns_folder() / f"{quote(app, safe='')}#{quote(group, safe='')}.lock"
         return cls(TurnLease(path), deployment, lambda: read_holder(app, group))
 
-    def wait_to_load(self) -> None:
-        """Wait for the lease, whosever turn it is: a model that has no turn sleeps once loaded."""
+    def wait_to_load(self, is_stopped: Callable[[], bool], ask_interval_s: float = 1.0) -> bool:
+        """Wait for the lease, whosever turn it is: a model that has no turn sleeps once loaded.
+
+        Args:
+            is_stopped: Asked from time to time whether this replica shall end: Serve can't tell one
+                that waits here, and would wait for it.
+            ask_interval_s: Seconds between two questions.
+
+        Returns:
+            Whether the lease is held; else the replica shall end.
+        """
+        ask_s = time.monotonic() + ask_interval_s
         while not self._lease.try_take():
             time.sleep(self._interval_s)
+            if time.monotonic() >= ask_s:
+                if is_stopped():
+                    return False
+                ask_s = time.monotonic() + ask_interval_s
+        return True
 
     async def taken(self) -> None:
         """Wait until the model has the turn, and take the lease."""

@@ -1,15 +1,26 @@
-"""Whether Serve counts a replica's requests for its autoscaling, and whether it is pinned."""
+"""What a replica asks about its own deployment: who scales it, and how and when it ends."""
+
+from types import SimpleNamespace
 
 import pytest
+import ray
+from ray import serve
 from ray.serve import context
 from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve._private.config import DeploymentConfig
+from ray.serve._private.constants import DEFAULT_GRACEFUL_SHUTDOWN_TIMEOUT_S
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ReplicaRank
 
 from deployments.autoscaling import OperatorWish
 from deployments.replica import own_scaling
-from deployments.replica.own_scaling import is_pinned, is_scaled_by_calls
+from deployments.replica.own_scaling import (
+    graceful_shutdown_timeout_s,
+    is_pinned,
+    is_scaled_by_calls,
+    is_stopped,
+)
 from tests.failing import failing
 
 
@@ -82,3 +93,48 @@ async def test_no_model_is_pinned_without_serve(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(context, "_INTERNAL_REPLICA_CONTEXT", None)  # earlier tests may leave one
     monkeypatch.setattr(own_scaling, "read_wish", failing(AssertionError()))
     assert not await is_pinned()
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [({"r": "STOPPING"}, True), ({"r": "STARTING", "s": "STOPPING"}, False), ({}, False)],
+)
+def test_a_replica_that_starts_asks_whether_serve_stops_it(
+    monkeypatch: pytest.MonkeyPatch, states: dict[str, str], expected: bool
+) -> None:
+    be_replica(monkeypatch, None)
+    own_id = serve.get_replica_context().replica_id.unique_id
+    replicas = [
+        {"replica_id": {"r": own_id}.get(name, name), "state": state}
+        for name, state in states.items()
+    ]
+    details = {"applications": {"tests": {"deployments": {"m": {"replicas": replicas}}}}}
+    asked = SimpleNamespace(get_serve_instance_details=SimpleNamespace(remote=lambda: details))
+    client = SimpleNamespace(_controller=asked)
+    monkeypatch.setattr(own_scaling, "_get_global_client", lambda **_: client)
+    monkeypatch.setattr(ray, "get", lambda found, timeout: found)
+    assert is_stopped() is expected
+
+
+def test_a_replica_that_starts_goes_on_while_the_controller_is_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    be_replica(monkeypatch, None)
+    monkeypatch.setattr(own_scaling, "_get_global_client", failing(RayServeException("none")))
+    assert not is_stopped()
+    assert "can't be read" in caplog.text
+
+
+@pytest.mark.parametrize("given_s", [7.0, None])
+def test_a_stop_takes_as_long_as_the_file_says(
+    monkeypatch: pytest.MonkeyPatch, given_s: float | None
+) -> None:
+    be_replica(monkeypatch, None)
+    if given_s is None:
+        monkeypatch.setattr(context, "_INTERNAL_REPLICA_CONTEXT", None)
+    else:
+        config = serve.get_replica_context()._deployment_config
+        config.graceful_shutdown_timeout_s = given_s
+    expected_s = DEFAULT_GRACEFUL_SHUTDOWN_TIMEOUT_S if given_s is None else given_s
+    assert graceful_shutdown_timeout_s() == expected_s

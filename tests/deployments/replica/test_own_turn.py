@@ -142,7 +142,7 @@ async def test_nobody_takes_it_before_the_policy_has_said_whose_turn_it_is(group
 
 async def test_a_model_loads_in_the_turn_of_another_that_sleeps(group: Group) -> None:
     group.holder = "a"
-    group.turns["b"].wait_to_load()
+    assert group.turns["b"].wait_to_load(failing(AssertionError("nobody waits")))
     assert group.leases["b"].is_held
     await group.turns["b"].over()
 
@@ -150,11 +150,28 @@ async def test_a_model_loads_in_the_turn_of_another_that_sleeps(group: Group) ->
 async def test_a_model_waits_to_load_until_the_other_is_done(group: Group) -> None:
     group.holder = "a"
     await group.turns["a"].taken()
-    loading = asyncio.ensure_future(asyncio.to_thread(group.turns["b"].wait_to_load))
-    await asyncio.wait([loading], timeout=0.05)
+    asked: list[None] = []
+
+    def is_stopped() -> bool:
+        asked.append(None)
+        return False
+
+    loading = asyncio.create_task(
+        asyncio.to_thread(group.turns["b"].wait_to_load, is_stopped, 0.001)
+    )
+    await until(lambda: len(asked) >= 3)
     assert not loading.done()
     group.turns["a"].free()
-    await loading
+    assert await loading
+
+
+async def test_a_replica_that_is_stopped_while_it_waits_to_load_does_not_load(
+    group: Group,
+) -> None:
+    group.holder = "a"
+    await group.turns["a"].taken()
+    assert not group.turns["b"].wait_to_load(lambda: True, 0.001)
+    assert not group.leases["b"].is_held
 
 
 async def test_what_runs_goes_on_while_the_store_is_silent(
