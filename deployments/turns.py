@@ -45,6 +45,9 @@ HOLDERS: Final = b"raystream-turns"
 RETRY_INTERVAL_S: Final = 10.0
 """When a store that was silent is asked again, since Serve's controller waits for it meanwhile."""
 
+RECOVERY_S: Final = 20.0
+"""In which a new controller finds the replicas that run. Then one that does not run has ended."""
+
 LASTING: Final = 0.5
 """Requests, by Serve's mean, from which some wait at a model that sleeps lightly. Questions to its
 replica, such as those of a list of models, are requests, too, and last for milliseconds.
@@ -329,6 +332,7 @@ class TurnPolicy:
         self._group_of = {name: group for group, names in deployments.items() for name in names}
         self._published = {group: _Published(group, now_s, read, write) for group in light}
         self._now_s = now_s
+        self._began_s = now_s()
         self._policies: dict[Any, tuple[Any, Callable[[Any], Any]]] = {}
 
     def __call__(
@@ -349,22 +353,25 @@ class TurnPolicy:
             group = self._group_of.get(context.deployment_name)
             if group is None or context.deployment_name == holders.get(group):
                 numbers[key] = wishes[key].num_replicas
-            elif context.target_num_replicas and self._keeps(group, context):
-                # Its own policy may let it end, but not while requests wait for its turn.
-                most = context.target_num_replicas
-                wanted = most if _has_waiting(context) else wishes[key].num_replicas
-                numbers[key] = min(most, wanted)
             elif context.target_num_replicas and group in holders:
-                # Serve applies these delays to what is returned, and keeps what it starts while
-                # requests wait. It makes the context anew in each loop.
-                context.config = context.config.model_copy(update=WITHOUT_DELAY)
-                context.total_num_requests = 0.0
-                numbers[key] = 0
+                number = self._without_turn(group, context, wishes[key])
+                if number is not None:
+                    numbers[key] = number
         return numbers, {key: wish.state for key, wish in wishes.items()}
 
-    def _keeps(self, group: str, context: Context) -> bool:
-        """Return whether a model without the turn keeps its replica, which sleeps lightly."""
-        return group in self._published and context.current_num_replicas > 0
+    def _without_turn(self, group: str, context: Context, wish: _Wish) -> float | None:
+        """Return the replicas of a model that has no turn; None if it keeps what it has."""
+        if group in self._published:
+            if context.current_num_replicas:  # which sleeps lightly, or is about to
+                most = context.target_num_replicas
+                return most if _has_waiting(context) else min(most, wish.num_replicas)
+            if self._now_s() < self._began_s + RECOVERY_S:
+                return None
+        # Serve applies these delays to what is returned, and keeps what it starts while requests
+        # wait. It makes the context anew in each loop.
+        context.config = context.config.model_copy(update=WITHOUT_DELAY)
+        context.total_num_requests = 0.0
+        return 0
 
     def _wish_of(self, key: Any, context: Context) -> _Wish:
         policy = context.config.policy

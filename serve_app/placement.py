@@ -23,8 +23,8 @@ also take a node that is to hold no replicas, such as a head."""
 AUTO_NUM_CPUS: Final = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01)
 """What `num_cpus: auto` may be. There are few values, so that a changed file seldom changes it."""
 
-RAYS_UNIT: Final = 1e-4
-"""Ray counts no smaller part of a core."""
+RAYS_UNITS: Final = 10_000
+"""Of a core; Ray counts no smaller part."""
 
 TOLERANCE: Final = 1e-6
 """Ray counts in ten-thousandths of a core; sums of fractions are off by less than this."""
@@ -50,9 +50,7 @@ class Demand:
 
     def of_auto(self, value: float) -> float:
         """Return the cores of each replica if `auto` is so much."""
-        return (
-            floor(value / self.num_turns / RAYS_UNIT) * RAYS_UNIT if self.num_turns > 1 else value
-        )
+        return floor(value / self.num_turns * RAYS_UNITS + TOLERANCE) / RAYS_UNITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -656,8 +656,22 @@ def test_a_sleeper_that_has_died_starts_only_in_its_turn() -> None:
     controller, clock = both_running(holders)
     controller.running["B"] = 0
     controller.requests |= {"B": 1.0}
+    clock.now_s = 20
     assert controller.decide() == {"A": 1, "B": 0}
-    clock.now_s = 30
+    clock.now_s = 50
+    assert controller.decide() == {"A": 1, "B": 1}
+
+
+def test_a_new_controller_that_has_not_found_a_sleeper_yet_does_not_stop_it() -> None:
+    holders = Holders(cpu="A")
+    controller, clock = light(holders, "A", "B")
+    controller.targets |= {"A": 1, "B": 1}
+    controller.requests |= {"A": 1.0}
+    assert controller.decide() == {"A": 1, "B": 1}
+    clock.now_s = 19
+    assert controller.decide() == {"A": 1, "B": 1}
+    controller.running |= {"A": 1, "B": 1}
+    clock.now_s = 100
     assert controller.decide() == {"A": 1, "B": 1}
 
 
