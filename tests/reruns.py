@@ -1,4 +1,4 @@
-"""Runs a failed test with processes once more, alone, after all others; each try is shown.
+"""Runs failed tests with processes once more, alone, after all others; each try is shown.
 
 Ray, HAProxy, browsers and vLLM's engines may be starved by other work on a machine. A test in the
 suite's own process has no such excuse and is never run again. A second failure is a failure. The
@@ -8,10 +8,14 @@ that ran again.
 `--rerun-processes` turns it on, as `make test` and `make test-vllm` do.
 """
 
+import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -19,8 +23,8 @@ WITH_PROCESSES = frozenset(
     {"ray", "browser", "kubectl", "prometheus", "nginx", "redis", "processes", "vllm"}
 )
 """The marks of tests with processes."""
-MAX_RERUNS = 8
-"""More failures have one cause that a second try does not remove."""
+MAX_FILES = 8
+"""Failures in more files have one cause that a second try does not remove."""
 DEADLINE_S = 600
 FAILURES = ("failed", "error")
 
@@ -68,13 +72,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if terminal is None or session.exitstatus != pytest.ExitCode.TESTS_FAILED:
         return
     failed = _failures_with_processes(terminal)
-    if not failed or len(failed) > MAX_RERUNS:
+    files = [list(of_file) for _, of_file in groupby(failed, lambda reports: reports[0].fspath)]
+    if not files or len(files) > MAX_FILES:
         return
     terminal.write_line("")  # ends the line of dots
     reruns = config.stash[_reruns] = []
-    for reports in failed:
-        terminal.write_line(f"runs again, alone: {reports[0].nodeid}")
-        reruns.append(_run_again(reports, config))
+    for of_file in files:
+        for reports in of_file:
+            terminal.write_line(f"runs again, alone: {reports[0].nodeid}")
+        reruns += _run_again(of_file, config)
     for rerun in reruns:
         if rerun.has_passed:
             _forgive(rerun, terminal)
@@ -83,7 +89,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _failures_with_processes(terminal: pytest.TerminalReporter) -> list[list[pytest.TestReport]]:
-    """Return the failed reports of tests with processes, by test."""
+    """Return the failed reports of tests with processes, by test, in the order of their files."""
     found: dict[str, list[pytest.TestReport]] = {}
     for category in FAILURES:
         for report in terminal.stats.get(category, []):
@@ -91,10 +97,13 @@ def _failures_with_processes(terminal: pytest.TerminalReporter) -> list[list[pyt
                 report.keywords
             ):
                 found.setdefault(report.nodeid, []).append(report)
-    return list(found.values())
+    return sorted(found.values(), key=lambda reports: reports[0].fspath)
 
 
-def _run_again(reports: Sequence[pytest.TestReport], config: pytest.Config) -> Rerun:
+def _run_again(
+    failed: Sequence[Sequence[pytest.TestReport]], config: pytest.Config
+) -> Iterator[Rerun]:
+    """Run the failed tests of a file again, each given by the reports of its first failure."""
     command = [
         sys.executable,
         "-m",
@@ -107,7 +116,18 @@ def _run_again(reports: Sequence[pytest.TestReport], config: pytest.Config) -> R
     command += [f"-W{rule}" for rule in config.getoption("pythonwarnings") or ()]
     if (top := config.getoption("confcutdir")) is not None:
         command.append(f"--confcutdir={top}")
-    command.append(reports[0].nodeid)
+    command += [reports[0].nodeid for reports in failed]
+    with TemporaryDirectory() as cache:
+        has_ended, output = _output_of([*command, f"-ocache_dir={cache}"], config)
+        told = Path(cache, "v/cache/lastfailed")
+        failed_again = set(json.loads(told.read_text())) if told.exists() else set()
+    for reports in failed:
+        has_passed = has_ended and reports[0].nodeid not in failed_again
+        yield Rerun(reports, has_passed, output)
+
+
+def _output_of(command: Sequence[str], config: pytest.Config) -> tuple[bool, str]:
+    """Return whether pytest ran all that it was to run, and what it printed."""
     try:
         run = subprocess.run(
             command,
@@ -121,8 +141,8 @@ def _run_again(reports: Sequence[pytest.TestReport], config: pytest.Config) -> R
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Rerun(reports, has_passed=False, output=f"It did not end within {DEADLINE_S} s.")
-    return Rerun(reports, run.returncode == pytest.ExitCode.OK, run.stdout)
+        return False, f"It did not end within {DEADLINE_S} s."
+    return run.returncode in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), run.stdout
 
 
 def _forgive(rerun: Rerun, terminal: pytest.TerminalReporter) -> None:

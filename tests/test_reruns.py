@@ -92,8 +92,37 @@ def test_once(of_plugin):
     result.stdout.fnmatch_lines(["*1 rerun in*"])
 
 
-def test_many_failures_are_not_run_again(pytester: pytest.Pytester) -> None:
-    many = [ONCE.replace("once", f"once_{number}") for number in range(9)]
-    result = run(pytester, *many)
+def test_tests_that_failed_with_what_they_share_run_again_together(
+    pytester: pytest.Pytester,
+) -> None:
+    shared = """
+@pytest.fixture(scope="module")
+def engine():
+    fails_at_first("engine", 1)
+
+@pytest.mark.ray
+@pytest.mark.parametrize("number", range(20))
+def test_shared(engine, number): pass
+"""
+    result = run(pytester, shared, TWICE)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert (pytester.path / "engine").read_text() == "xx"
+    result.stdout.fnmatch_lines(["*1 failed, 1 passed, 20 rerun in*"])
+
+
+def test_a_second_try_that_does_not_end_whole_is_a_failure(pytester: pytest.Pytester) -> None:
+    ends = (
+        "@pytest.mark.ray\ndef test_ends():\n    fails_at_first('end', 1)\n    pytest.exit('end')\n"
+    )
+    result = run(pytester, ONCE, ends)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*2 failed, 1 passed in*"])
+
+
+def test_failures_in_many_files_are_not_run_again(pytester: pytest.Pytester) -> None:
+    for number in range(9):
+        test = ONCE.replace("once", f"once_{number}")
+        pytester.makepyfile(**{f"test_{number}": MODULE + test})
+    result = run(pytester)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(failed=9, passed=1)

@@ -116,6 +116,8 @@ class GenerationRequest(Request["GenerationStream"]):
         may_park: Whether its ingress takes it back if others displace it, to offer it again later.
         is_parked: Whether its ingress holds it and offers it again. A replica gives it back if it
             has no turn there soon.
+        refused_by: Replicas that have refused this offer, by Serve's ids. The backend sets it, and
+            Serve's router passes them over while another replica runs.
     """
 
     request_id: str
@@ -139,6 +141,7 @@ class GenerationRequest(Request["GenerationStream"]):
     claim: Claim = field(default_factory=Claim)
     may_park: bool = False
     is_parked: bool = False
+    refused_by: frozenset[str] = frozenset()
 
     @property
     def is_admitted(self) -> bool:

@@ -48,6 +48,7 @@ class PoolingRequest(Request["tuple[PooledText, ...]"]):
         trace: See `GenerationRequest`.
         elapsed_s: See `GenerationRequest`.
         claim: See `GenerationRequest`.
+        refused_by: See `GenerationRequest`. Channels don't carry it.
     """
 
     request_id: str
@@ -61,6 +62,7 @@ class PoolingRequest(Request["tuple[PooledText, ...]"]):
     trace: TraceContext | None = field(default=None, repr=False)
     elapsed_s: float = 0.0
     claim: Claim = field(default_factory=Claim)
+    refused_by: frozenset[str] = frozenset()
 
 
 ROW_DTYPE = np.dtype("<f4")

@@ -19,9 +19,10 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -43,11 +44,11 @@ STEPS: Final = 10
 """On a GPU, a step that takes this many times as long as the longest one so far hangs."""
 
 BUSY_PART: Final = 0.1
-"""On a CPU, a step may take longer than HANG_S. An engine that uses less than this part of a core
-meanwhile does not compute, unless it waits for a core or a disk."""
+"""On a CPU, a step may take longer than HANG_S. An engine that used less than this part of a core
+since the last look does not compute, unless one of its threads waits for a core or a disk."""
 
-WORKING: Final = (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
-"""States of a process that computes, waits for a core, or waits for a disk."""
+WORKING: Final = frozenset("RD")
+"""States of a thread that computes, waits for a core, or waits for a disk (proc(5))."""
 
 
 def end_with_parent() -> None:
@@ -104,7 +105,7 @@ class Activity:
 
     Attributes:
         cpu_s: The CPU time that they have used.
-        is_working: Whether one runs, or waits for a core or a disk.
+        is_working: Whether a thread of one runs, or waits for a core or a disk.
     """
 
     cpu_s: float
@@ -118,8 +119,15 @@ def activity_below() -> Activity:
         with suppress(psutil.Error):
             times = process.cpu_times()
             cpu_s += times.user + times.system
-            is_working |= process.status() in WORKING
+            is_working |= any(state in WORKING for state in _thread_states(process.pid))
     return Activity(cpu_s, is_working)
+
+
+def _thread_states(pid: int) -> Iterator[str]:
+    """Yield the states of a process's threads: its main thread sleeps while it waits for others."""
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):  # it has ended
+            yield thread.read_text().rpartition(") ")[2][0]
 
 
 class Watch:
@@ -145,14 +153,15 @@ class Watch:
         self._num_steps = 0
         self._longest_s = 0.0  # of all steps but the first
         self._progress_s = self._looked_s = now_s()
-        self._waited_s = 0.0  # since the last progress, without the replica's own standstills
-        self._since: tuple[float, float] | None = None  # `_waited_s`, and the CPU time until then
+        # Since the last progress or, on a CPU, sign of work; without the replica's own standstills.
+        self._waited_s = 0.0
+        self._used_s: float | None = None  # the CPU time until the last look
 
     def note_begin(self) -> None:
         """Note that there was nothing to do until now."""
         self._progress_s = self._looked_s = self._now_s()
         self._waited_s = 0.0
-        self._since = None
+        self._used_s = None
 
     def note_progress(self) -> None:
         """Note that a step has ended."""
@@ -167,23 +176,21 @@ class Watch:
         To be asked every `LOOK_S`.
         """
         now_s = self._now_s()
-        self._waited_s += min(now_s - self._looked_s, 2 * LOOK_S)
+        passed_s = min(now_s - self._looked_s, 2 * LOOK_S)
         self._looked_s = now_s
-        if self._waited_s < LOOK_S:
-            return False
+        self._waited_s += passed_s
         if not self._on_cpu:
             return self._waited_s >= self._bound_s
-        if self._since is None:
-            self._since = (0.0, self._read_activity().cpu_s)
-        since_s, used_s = self._since
-        if self._waited_s - since_s < HANG_S:
-            return False
+        if self._waited_s >= LOOK_S and self._works(passed_s):
+            self._waited_s = 0.0
+        return self._waited_s >= HANG_S
+
+    def _works(self, passed_s: float) -> bool:
+        """Return whether a CPU's engine shows any sign of work since the last look."""
         activity = self._read_activity()
-        is_idle = activity.cpu_s - used_s < BUSY_PART * (self._waited_s - since_s)
-        if activity.is_working or not is_idle:
-            self._since = (self._waited_s, activity.cpu_s)
-            return False
-        return True
+        used_s, self._used_s = self._used_s, activity.cpu_s
+        has_used = used_s is not None and activity.cpu_s - used_s >= BUSY_PART * passed_s
+        return activity.is_working or has_used
 
     @property
     def _bound_s(self) -> float:

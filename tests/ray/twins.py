@@ -22,6 +22,7 @@ from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.contract.output import TextDelta
 from deployments.replica.model_replica import node_address
 from deployments.text_generator import TextGenerator
+from serve_app.backends.replicas.model_router import PATH as MODEL_ROUTER
 from serve_app.config import ApiKey, AppConfig
 from serve_app.ingress_replica import Ingress
 from serve_app.keys.api_keys import KeyRing
@@ -139,7 +140,11 @@ def serve_twins(base_url: str, folder: Path) -> Twins:
     operator = ApiKey.model_validate({**key("bob", BOB).model_dump(), "scopes": ["operate"]})
     keys = KeyRing((key("alice", ALICE, requests_per_minute=MAX_REQUESTS_PER_MINUTE), operator))
     model = serve.deployment(
-        name=MODEL, ray_actor_options=options, max_ongoing_requests=512, num_replicas=NUM_REPLICAS
+        name=MODEL,
+        ray_actor_options=options,
+        max_ongoing_requests=512,
+        num_replicas=NUM_REPLICAS,
+        request_router_config={"request_router_class": MODEL_ROUTER},
     )(HeldGenerator).bind(
         spec(
             folder,

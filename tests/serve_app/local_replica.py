@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
+from unittest import mock
 
 from ray import serve
 
@@ -29,6 +30,10 @@ GENERATORS: Final[Mapping[EngineName, type[GeneratorReplica]]] = {
 }
 """The replica of each engine."""
 
+HANG_S: Final = 120.0
+"""Seconds after which an engine of vLLM is taken to hang. In a replica of a test's own process none
+does, and the others' tests may leave it too few cores for a step in the product's seconds."""
+
 KEPT: list[type] = []
 """Classes with queues: a queue that is garbage-collected makes an event loop and leaves it open."""
 
@@ -41,7 +46,7 @@ def local_replica(kind: type[ReplicaT], spec: ModelSpec) -> Iterator[ReplicaT]:
     queue = serve.batch(cast("Any", kind._encode).__wrapped__)
     made_kind: type[ReplicaT] = type(kind.__name__, (kind,), {"_encode": queue})
     KEPT.append(made_kind)
-    with as_replica(spec.id):
+    with as_replica(spec.id), mock.patch("deployments.vllm_engine.watches.HANG_S", HANG_S):
         # Ray may be running for other tests, but it has assigned no GPU to this process.
         made = made_kind(
             spec, open_device=lambda spec: open_device(spec.entry.device, has_gpu=False)

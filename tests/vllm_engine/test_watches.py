@@ -236,6 +236,17 @@ def test_on_a_cpu_an_engine_that_computes_does_not_hang() -> None:
         assert not watch.is_hung()
 
 
+def test_on_a_cpu_any_sign_of_work_in_the_last_seconds_is_one() -> None:
+    engine = Engine()
+    watch = engine.watch(on_cpu=True)
+    for second in range(1, 100):
+        engine.now_s += 1
+        engine.activity = Activity(0.0, is_working=second % 7 == 0)
+        assert not watch.is_hung()
+    engine.activity = Activity(0.0, is_working=False)
+    assert engine.hangs_after(watch) == 7
+
+
 @pytest.mark.parametrize("on_cpu", [False, True])
 def test_the_time_in_which_the_replica_itself_stood_still_is_no_sign(on_cpu: bool) -> None:
     engine = Engine()
@@ -255,6 +266,22 @@ def test_a_process_that_computes_works_until_it_is_stopped(stops: bool) -> None:
             if stops:
                 process.send_signal(signal.SIGSTOP)
             wait(lambda: activity_below().is_working != stops)
+        finally:
+            process.kill()
+
+
+def test_a_process_works_whose_main_thread_waits_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = "import threading as t; t.Thread(target=sum, args=[iter(int, 1)]).start()"
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
+        try:
+            computing = psutil.Process(process.pid)
+            wait(lambda: computing.cpu_times().user > 0.2)
+            wait(lambda: computing.status() == psutil.STATUS_SLEEPING)
+            monkeypatch.setattr(psutil.Process, "children", lambda _, recursive: [computing])
+            for _ in range(100):
+                assert activity_below().is_working
         finally:
             process.kill()
 

@@ -134,15 +134,23 @@ class HandleBackend:
         Raises:
             RaystreamError: The replica has refused or failed; see `raise_refusal`.
         """
+        answer = await self._ask(method, *args)
+        raise_refusal(answer)
+        return answer
+
+    async def _ask(self, method: str, *args: object) -> object:
+        """Return a replica's answer, which may be `Refused`.
+
+        Raises:
+            RaystreamError: The replica has failed.
+        """
         response = cast("Response", getattr(self._handle, method).remote(*args))
         try:
             with translated_errors():
-                answer = await response
+                return await response
         except BaseException:
             cancel(response)
             raise
-        raise_refusal(answer)
-        return answer
 
     async def _begun(self, request: GenerationRequest) -> ReplicaStream:
         """Return the stream of the first replica that accepts a text, in its turn."""
@@ -155,24 +163,31 @@ class HandleBackend:
             leave()
             raise
 
-    async def _open(self, request: GenerationRequest, leave: Callable[[], None]) -> ReplicaStream:
+    async def _open(
+        self, request: GenerationRequest, leave: Callable[[], None], refused_by: set[str]
+    ) -> ReplicaStream:
         """Return the stream that a replica has accepted; it calls `leave` when it has begun.
 
         A call that has only waited for a replica to wake is made again if that ends: it waits like
         those that come while no replica runs, for however long that takes.
+
+        Args:
+            request: The client's.
+            leave: Says that the request waits no more.
+            refused_by: See `until_taken`.
 
         Raises:
             RaystreamError: See `_open_once`.
         """
         for _ in range(MAX_LOST_ASLEEP):
             with suppress(LostAsleepError):
-                return await self._open_once(request, leave)
-        return await self._open_once(request, leave)
+                return await self._open_once(request, leave, refused_by)
+        return await self._open_once(request, leave, refused_by)
 
     async def _open_once(
-        self, request: GenerationRequest, leave: Callable[[], None]
+        self, request: GenerationRequest, leave: Callable[[], None], refused_by: set[str]
     ) -> ReplicaStream:
-        """Return the stream that the router's replica has accepted.
+        """Return the stream that the router's replica has accepted; for arguments, see `_open`.
 
         Raises:
             InvalidRequestError: The client has to fix the request.
@@ -191,13 +206,14 @@ class HandleBackend:
                 elapsed_s=seconds_since_arrival(),
                 claim=self._informed(request.claim),
                 trace=None if span is None else span.context,
+                refused_by=frozenset(refused_by),
             )
             call = self._generate.remote(sent)
             responses = cast("Responses[GenerationEvent]", call)
             first = await first_answer(responses, self._channels, self._running.has_left)
             assert isinstance(first, Accepted | Refused), f"got a {type(first).__name__}"
             self._remember(request, first)
-            raise_refusal(first)
+            raise_refusal(first, refused_by)
         except BaseException as error:
             self._channels.close(box)
             end(span, error)
@@ -235,8 +251,8 @@ class HandleBackend:
         note = prefixes.note if isinstance(answer, Accepted) else prefixes.forget
         note(prefix_keys(request), answer.replica_id)
 
-    async def _pool(self, request: PoolingRequest) -> Any:
-        """Return the row of each text, in order."""
+    async def _pool(self, request: PoolingRequest, refused_by: set[str]) -> Any:
+        """Return the row of each text, in order; see `until_taken` for `refused_by`."""
         span = None if self._spans is None else self._spans.of_texts(request)
         with recorded(span):
             sent = replace(
@@ -244,8 +260,10 @@ class HandleBackend:
                 elapsed_s=seconds_since_arrival(),
                 trace=None if span is None else span.context,
                 claim=self._informed(request.claim),
+                refused_by=frozenset(refused_by),
             )
             answer = await self._ask_for_rows(sent)
+            raise_refusal(answer, refused_by)
             assert isinstance(answer, Pooled), f"got a {type(answer).__name__}"
             num_tokens = sum(each.num_tokens for each in answer.texts)
             self.shares.charge(request.claim, cost(num_tokens))
@@ -253,15 +271,12 @@ class HandleBackend:
                 span.accepted(num_tokens, answer.replica_id)
             return answer.texts
 
-    async def _ask_for_rows(self, request: PoolingRequest) -> PoolingEvent:
+    async def _ask_for_rows(self, request: PoolingRequest) -> object:
         """Return the answer of a suspect's replica, of one with a channel, or of any."""
         if request.num_deaths:
             return await self._ask_suspect(request)
         answer = await self._calls.send(request)
-        if answer is None:
-            return cast("Pooled", await self._call("pool", request))
-        raise_refusal(answer)
-        return answer
+        return await self._ask("pool", request) if answer is None else answer
 
     def _informed(self, claim: Claim) -> Claim:
         """Return a claim that tells the replica what the tenant got, and since when it waits."""
@@ -277,5 +292,4 @@ class HandleBackend:
         responses = cast("Responses[PoolingEvent]", call)
         answer = await first_answer(responses, self._channels)
         await read_to_end(responses)
-        raise_refusal(answer)
         return answer

@@ -1,6 +1,7 @@
 """Serve's router for a model: it prefers replicas that have run the beginning of a prompt.
 
-It also writes down which replicas run, and respects versions and drains.
+It passes over replicas that have refused a request, respects versions and drains, and writes down
+which replicas run.
 
 Serve names it in a deployment's `request_router_config`, copies this module by value into each
 process that calls the deployment, and runs it in a thread of its own. So the module holds no state.
@@ -8,10 +9,12 @@ process that calls the deployment, and runs it in a thread of its own. So the mo
 
 import random
 
+from ray.serve._private.common import RequestMetadata
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
 from deployments.contract.generation import GenerationRequest
+from deployments.contract.pooling import PoolingRequest
 from serve_app.backends.replicas.prefix_memory import prefix_keys
 from serve_app.backends.replicas.running_replicas import (
     ReplicaFacts,
@@ -53,7 +56,7 @@ class ModelRouter(PowerOfTwoChoicesRequestRouter):
         two = random.sample(suiting, min(2, len(suiting)))
         first: list[ReplicaID] = []
         request = _request_of(pending_request)
-        if request is not None and len(suiting) > 1:
+        if isinstance(request, GenerationRequest) and len(suiting) > 1:
             loads = {e.unique_id: self._replica_queue_len_cache.get(e) or 0 for e in suiting}
             chosen = self._running.prefixes.choose(prefix_keys(request), loads)
             first = [each for each in suiting if each.unique_id == chosen]
@@ -63,15 +66,29 @@ class ModelRouter(PowerOfTwoChoicesRequestRouter):
     def apply_locality_routing(
         self, pending_request: PendingRequest | None = None
     ) -> set[ReplicaID]:
-        """Return the replicas to choose from: those that suit, or all if none does.
+        """Return the replicas to choose from: those that suit and have not refused the request.
 
-        One that does not suit says so itself. Returning none would make Ray's router spin.
+        Those that are near go before others. If none suits, one that has not refused says so
+        itself; if all have refused, any does. Returning none would make Ray's router spin.
         """
-        candidates: set[ReplicaID] = super().apply_locality_routing(pending_request)
-        running, fingerprint = self._running, _fingerprint_of(pending_request)
-        return {each for each in candidates if running.suits(each.unique_id, fingerprint)} or (
-            candidates
-        )
+        near: set[ReplicaID] = super().apply_locality_routing(pending_request)
+        running, request = self._running, _request_of(pending_request)
+        refused_by = frozenset[str]() if request is None else request.refused_by
+        fingerprint = request.fingerprint if isinstance(request, GenerationRequest) else None
+        others = {each for each in self._replicas if each.unique_id not in refused_by}
+        suiting = {each for each in others if running.suits(each.unique_id, fingerprint)}
+        return near & suiting or suiting or others or near
+
+    def _fulfill_next_pending_request(
+        self, replica: RunningReplica, request_metadata: RequestMetadata | None = None
+    ) -> None:
+        """Give a replica to the request that it was chosen for; Serve's gives it to the oldest."""
+        for pending in self._pending_requests_to_fulfill:
+            if pending.metadata is request_metadata and not pending.future.done():
+                self._record_queue_wait_time(pending)
+                pending.future.set_result(replica)
+                self._remove_pending_request_from_indices(pending)
+                return
 
 
 def _facts_of(replica: RunningReplica) -> ReplicaFacts:
@@ -79,15 +96,10 @@ def _facts_of(replica: RunningReplica) -> ReplicaFacts:
     return ReplicaFacts(replica.replica_id.unique_id, replica.node_id, fingerprint)
 
 
-def _fingerprint_of(pending_request: PendingRequest | None) -> str | None:
-    """Return the version that a request needs; None if any will do."""
-    request = _request_of(pending_request)
-    return None if request is None else request.fingerprint
-
-
-def _request_of(pending_request: PendingRequest | None) -> GenerationRequest | None:
-    """Return the request for a text that a call makes; None for other calls."""
-    if pending_request is None:
-        return None
-    requests = (each for each in pending_request.args if isinstance(each, GenerationRequest))
+def _request_of(
+    pending_request: PendingRequest | None,
+) -> GenerationRequest | PoolingRequest | None:
+    """Return the request for a text or for rows that a call makes; None for other calls."""
+    args = () if pending_request is None else pending_request.args
+    requests = (each for each in args if isinstance(each, GenerationRequest | PoolingRequest))
     return next(requests, None)

@@ -52,31 +52,32 @@ class PooledCalls:
         Raises:
             RaystreamError: The replica has failed, or is lost.
         """
-        channel = self._choose()
+        channel = self._choose(request.refused_by)
         answer = None if channel is None else await channel.call(request)
         if channel is None or answer is None:
             return None
         match answer.outcome:
-            case Pooled() as pooled:
-                return pooled
-            case Refused() as refused:
-                channel.num_other_calls += 1  # of two that are as busy, the other is asked next
-                return refused
+            case Pooled() | Refused() as outcome:
+                return outcome
             case error:
                 raise error
 
-    def _choose(self) -> Channel | None:
-        """Return the less busy of two channels, as Serve's router does; None if there is none."""
+    def _choose(self, refused_by: frozenset[str]) -> Channel | None:
+        """Return the less busy of two channels, as Serve's router does; None if there is none.
+
+        Args:
+            refused_by: Replicas that are passed over.
+        """
         ids = self._running.open_ids
         missing = self._missing(ids)
         if missing:
             self._look_for(missing)
-        found = [self._by_replica[each] for each in ids if each in self._by_replica]
-        channels = [each for each in found if each is not None]
-        if len(channels) < len(ids) or len(missing) == len(ids):
+        found = ((each, self._by_replica.get(each)) for each in ids)
+        channels = {each: channel for each, channel in found if channel is not None}
+        standing = ids - missing - refused_by
+        if len(channels) < len(ids) or not standing:
             return None
-        standing = [each for each in channels if each.takes_calls]
-        two = random.sample(standing, min(2, len(standing)))
+        two = random.sample([channels[each] for each in standing], min(2, len(standing)))
         return min(two, key=lambda channel: channel.load)
 
     def _missing(self, ids: frozenset[str]) -> frozenset[str]:

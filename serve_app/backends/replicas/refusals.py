@@ -14,8 +14,12 @@ MAX_ATTEMPTS = 3
 """The most replicas that a request is offered to."""
 
 
-def raise_refusal(answer: object) -> None:
+def raise_refusal(answer: object, refused_by: set[str] | None = None) -> None:
     """Raise the error of a replica's refusal; do nothing at another answer.
+
+    Args:
+        answer: The replica's.
+        refused_by: Gets the id of a replica that has refused.
 
     Raises:
         InvalidRequestError: The client has to fix the request.
@@ -25,21 +29,23 @@ def raise_refusal(answer: object) -> None:
     """
     if not isinstance(answer, Refused):
         return
+    if refused_by is not None:
+        refused_by.add(answer.replica_id)
     error = answer.error
     if answer.is_full and isinstance(error, OverloadedError):
         raise FullError(error.message, error.retry_after_s, error.reason, answer.replica_id)
     raise error
 
 
-async def until_taken(call: Callable[[], Awaitable[T]], running: RunningReplicas) -> T:
+async def until_taken(call: Callable[[set[str]], Awaitable[T]], running: RunningReplicas) -> T:
     """Make a call, and repeat it while replicas refuse it, once for each that takes requests.
 
     The router may pick a full replica while another has room, since each ingress learns late about
-    the load from other ingresses. By the next call it knows that the first is busier, and no longer
-    prefers it for the prompt's beginning.
+    the load from other ingresses. So each further call says which replicas have refused.
 
     Args:
-        call: Asks the replica that the router picks, and raises its refusal.
+        call: Gets the ids of the replicas that have refused. It asks another one while there is
+            one, and raises a refusal with `raise_refusal`, which adds to the ids.
         running: The model's replicas, as the router knows them.
 
     Raises:
@@ -49,14 +55,16 @@ async def until_taken(call: Callable[[], Awaitable[T]], running: RunningReplicas
     """
     refusals: list[OverloadedError] = []
     others: list[ModelChangedError] = []
+    refused_by: set[str] = set()
     while True:
         try:
-            return await call()
+            return await call(refused_by)
         except OverloadedError as error:
             refusals.append(error)
         except ModelChangedError as error:
             others.append(error)
-        if len(refusals) + len(others) >= min(MAX_ATTEMPTS, len(running.open_ids)):
+        # One that has refused and left leaves the others to be asked.
+        if len(refusals) + len(others) >= min(MAX_ATTEMPTS, len(running.open_ids | refused_by)):
             raise _summary(refusals, running.open_ids) if refusals else others[-1]
 
 

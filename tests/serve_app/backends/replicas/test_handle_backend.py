@@ -115,10 +115,10 @@ async def has_room(listening: ChannelServer, replica_id: str) -> list[Item]:
 
 
 def routed(*answers: list[Item]) -> tuple[HandleBackend, FakeRouter]:
-    """Return a model with as many replicas, which answer in turn."""
+    """Return a model with replicas "a", "b" and so on, as many as answers, which come in turn."""
     router = FakeRouter(*answers)
     handle = cast("DeploymentHandle[Any]", router)
-    return HandleBackend(handle, running(*map(str, range(len(answers))))), router
+    return HandleBackend(handle, running(*"abcdefgh"[: len(answers)])), router
 
 
 async def test_a_refusal_by_the_only_replica_is_raised_at_once_and_read_to_its_end() -> None:
@@ -141,6 +141,33 @@ async def test_a_request_that_one_replica_refuses_is_offered_to_another(
                 assert len(router.calls) == num_calls
     keys = [request.stream for request in router.requests]
     assert len(set(keys)) == len(keys), "each call has a stream of its own"
+
+
+class StubbornRouter(FakeRouter):
+    """Takes the first replica by its name, as one whose figures say that it is the least busy."""
+
+    def __init__(self, **replicas: list[Item]) -> None:
+        super().__init__()
+        self._replicas = replicas
+
+    def remote(self, request: GenerationRequest) -> FakeResponses:
+        self.requests.append(request)
+        others = sorted(self._replicas.keys() - request.refused_by) or sorted(self._replicas)
+        self.calls.append(FakeResponses(self._replicas[others[0]]))
+        return self.calls[-1]
+
+
+async def test_a_replica_that_has_refused_a_request_is_not_asked_before_the_others(
+    listening: ChannelServer,
+) -> None:
+    router = StubbornRouter(a=full("a"), b=full("b"), c=await has_room(listening, "c"))
+    model = HandleBackend(cast("DeploymentHandle[Any]", router), running("a", "b", "c"))
+    async with aclosing(model):
+        for _ in range(2):  # the next offer begins with any
+            async with aclosing(await model.send(REQUEST)) as stream:
+                assert stream.accepted.replica_id == "c"
+    refused_by = [request.refused_by for request in router.requests]
+    assert refused_by == 2 * [frozenset(), frozenset("a"), frozenset("ab")]
 
 
 async def test_if_all_replicas_refuse_the_shortest_wait_is_reported_after_a_few_attempts() -> None:

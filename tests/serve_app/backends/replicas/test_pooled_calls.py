@@ -425,6 +425,20 @@ async def test_refusals_come_with_the_shortest_wait_after_as_many_attempts_as_re
         assert model.num_served == 0
 
 
+async def test_a_replica_that_refuses_is_not_asked_again_though_it_is_less_busy() -> None:
+    model = Model("a", "b")
+    idle, busy = model.replicas
+    async with backend_of(model) as backend:
+        await connected(backend, model)
+        busy.may_answer.clear()
+        idle.refusal = full("a")
+        asked = [asyncio.ensure_future(backend.send(REQUEST)) for _ in range(4)]
+        await until(lambda: busy.num_running == 4)
+        busy.may_answer.set()
+        assert await asyncio.gather(*asked) == 4 * [TEXTS]
+        assert model.num_served == 0
+
+
 async def test_an_error_of_the_replica_is_raised() -> None:
     model = Model("a")
     async with backend_of(model) as backend:

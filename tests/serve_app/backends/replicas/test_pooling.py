@@ -72,10 +72,10 @@ class FakeHandle:
 
 
 def backend(*answers: object) -> tuple[HandleBackend, FakeHandle]:
-    """Return a model with as many replicas, which answer in turn."""
+    """Return a model with replicas "a", "b" and so on, as many as answers, which come in turn."""
     fake = FakeHandle(*answers)
     handle = cast("DeploymentHandle[Any]", fake)
-    return HandleBackend(handle, running(*map(str, range(len(answers))))), fake
+    return HandleBackend(handle, running(*"abcdefgh"[: len(answers)])), fake
 
 
 async def test_a_replica_s_answer_is_passed_on() -> None:

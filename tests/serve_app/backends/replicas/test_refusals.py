@@ -28,22 +28,62 @@ def too_many_tokens(replica_id: str, retry_after_s: int = 7) -> Refused:
 
 
 class Asked:
-    """Replicas that answer in turn, like those that the router picks."""
+    """Replicas that answer in turn, like those that the router picks.
+
+    Attributes:
+        num_calls: How many have answered.
+        refused_by: Which had refused before each call.
+    """
 
     def __init__(self, *answers: Accepted | Refused) -> None:
         self.num_calls = 0
+        self.refused_by: list[set[str]] = []
         self._answers = answers
 
-    async def __call__(self) -> str:
+    async def __call__(self, refused_by: set[str]) -> str:
+        self.refused_by.append(set(refused_by))
         answer = self._answers[self.num_calls]
         self.num_calls += 1
-        raise_refusal(answer)
+        raise_refusal(answer, refused_by)
         return answer.replica_id
 
 
 async def test_a_replica_that_has_never_answered_is_asked_too() -> None:
     ask = Asked(full("a"), Accepted(3, "b"))
     assert await until_taken(ask, running("a", "b")) == "b"
+
+
+async def test_each_call_says_which_replicas_have_refused() -> None:
+    other = Refused(ModelChangedError("another version", None, 1), "b")
+    ask = Asked(full("a"), other, Accepted(3, "c"))
+    assert await until_taken(ask, running("a", "b", "c")) == "c"
+    assert ask.refused_by == [set(), {"a"}, {"a", "b"}]
+
+
+async def test_a_replica_that_refuses_and_leaves_takes_no_other_s_turn() -> None:
+    replicas = running("a", "b")
+
+    async def ask(refused_by: set[str]) -> str:
+        if refused_by:
+            return "b"
+        replicas.replace([ReplicaFacts("b", "b")])
+        raise_refusal(full("a"), refused_by)
+        raise AssertionError("it is refused")
+
+    assert await until_taken(ask, replicas) == "b"
+
+
+async def test_a_replica_that_comes_while_the_others_refuse_is_asked_too() -> None:
+    replicas = running("a")
+
+    async def ask(refused_by: set[str]) -> str:
+        if refused_by:
+            return "b"
+        replicas.replace([ReplicaFacts("a", "a"), ReplicaFacts("b", "b")])
+        raise_refusal(full("a"), refused_by)
+        raise AssertionError("it is refused")
+
+    assert await until_taken(ask, replicas) == "b"
 
 
 @pytest.mark.parametrize(("num_replicas", "num_calls"), [(0, 1), (1, 1), (2, 2), (8, MAX_ATTEMPTS)])
