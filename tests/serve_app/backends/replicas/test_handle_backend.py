@@ -180,7 +180,7 @@ async def test_if_all_replicas_refuse_the_shortest_wait_is_reported_after_a_few_
     assert len(router.calls) == MAX_ATTEMPTS
 
 
-WAKING = Waking("m", 0.0, "0")
+WAKING = Waking("m", 0.0, "a")
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
@@ -191,7 +191,7 @@ async def test_a_call_whose_replica_ends_before_it_wakes_is_made_again_and_has_l
         asleep: list[Item] = [[WAKING], ActorDiedError()]
     else:
         asleep = [[WAKING], asyncio.CancelledError()]  # as Ray raises when Serve stops a replica
-    model, router = routed(asleep, await has_room(listening, "1"))
+    model, router = routed(asleep, await has_room(listening, "b"))
     async with aclosing(model), aclosing(await model.send(REQUEST)):
         assert len(router.calls) == 2
     assert router.calls[0].is_cancelled
@@ -200,9 +200,9 @@ async def test_a_call_whose_replica_ends_before_it_wakes_is_made_again_and_has_l
 async def test_a_call_leaves_a_replica_that_serve_stops_while_it_sleeps(
     listening: ChannelServer,
 ) -> None:
-    model, router = routed([[WAKING], [WAKING]], await has_room(listening, "1"))
+    model, router = routed([[WAKING], [WAKING]], await has_room(listening, "b"))
     running_ = model._running
-    running_.replace([each for each in map(running_.find, ("1",)) if each is not None])
+    running_.replace([each for each in map(running_.find, ("b",)) if each is not None])
     async with aclosing(model), aclosing(await model.send(REQUEST)):
         assert len(router.calls) == 2
     assert router.calls[0].is_cancelled, "Serve would wait for it"
