@@ -29,7 +29,6 @@ from deployments.contract.errors import (
     ModelChangedError,
     OverloadedError,
     RaystreamError,
-    ReplicaUnavailableError,
 )
 from deployments.contract.formats.reasoning_format import PromptReasoning
 from deployments.contract.gen_ai_spans import ModelSpan, end, recorded
@@ -148,13 +147,13 @@ class GeneratorReplica(ModelReplica):
         """Wait until no other model of the group holds memory on this node.
 
         Raises:
-            ReplicaUnavailableError: Serve has stopped the replica meanwhile.
+            RuntimeError: Serve has stopped the replica meanwhile.
         """
         self._phases.end("preparing")
         self._progress.begin(StartPhase.WAITING)
         if not turn.wait_to_load(is_stopped):
             self._end_process()
-            raise ReplicaUnavailableError("Serve has stopped the replica before it could load.")
+            raise RuntimeError("Serve has stopped the replica before it could load.")
         self._progress.begin(StartPhase.PREPARING)
         self._phases.leave_out()
 

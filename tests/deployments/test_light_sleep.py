@@ -4,8 +4,8 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from mmap import PAGESIZE
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from ray import serve
 
+from deployments import generator_replica
 from deployments.contract.errors import RaystreamError
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.messages import ChatMessage, TextPart
@@ -23,7 +24,9 @@ from deployments.generator.placed_engine import place_engine
 from deployments.generator.prompt_encoder import EncodedPrompt
 from deployments.plan.replica_report import ReplicaState, SleepState
 from deployments.replica.assigned_device import open_assigned_device
+from deployments.replica.own_turn import OwnTurn, TurnLease
 from deployments.text_generator import TextGenerator
+from serve_app.backends.replicas.replica_errors import ParkedError
 from tests.deadline import until
 from tests.deployments.local_handle import local_backend, read
 from tests.deployments.tiny_folder import spec
@@ -188,6 +191,81 @@ async def test_an_operator_wakes_it_and_a_pin_keeps_it_awake(
 
 async def pinned() -> bool:
     return True
+
+
+class Device:
+    """A device whose lease and turns a replica has; other models are only names."""
+
+    def __init__(self, path: Path) -> None:
+        self.holder = "tiny"
+        self.lease = TurnLease(path)
+        self.other = TurnLease(path)
+        self.turn = OwnTurn(self.lease, "tiny", lambda: self.holder, 0.001)
+
+    def close(self) -> None:
+        self.lease.close()
+        self.other.close()
+
+
+@pytest.fixture
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """Let replicas that start take turns on a device."""
+    made = Device(tmp_path / "turn.lock")
+    monkeypatch.setattr(OwnTurn, "of", lambda group: made.turn)
+    yield made
+    made.close()
+
+
+async def test_a_stream_is_parked_when_its_turn_is_over_and_its_rest_is_the_same(
+    device: Device, own: Replica
+) -> None:
+    long = replace(request(), sampling=replace(SAMPLED, max_tokens=400), may_park=True)
+    expected = [i for d in await read(own, long) for i in d.token_ids]
+    token_ids: list[int] = []
+    backend = local_backend(own)
+    async with aclosing(backend):
+        async with aclosing(await backend.send(long)) as stream:
+            token_ids += [i for delta in await anext(aiter(stream)) for i in delta.token_ids]
+            device.holder = "other"
+            with suppress(ParkedError):
+                async for deltas in stream:
+                    token_ids += [i for delta in deltas for i in delta.token_ids]
+        assert 0 < len(token_ids) < len(expected), "it was parked"
+        await until(lambda: own._sleeper.state is SleepState.ASLEEP)
+        assert device.other.try_take(), "the other model may load now"
+        assert own._engine._placed.engine.is_asleep
+        assert (await own.record_autoscaling_stats())["awake"] == 0
+        rest = replace(long, generated_token_ids=tuple(token_ids), is_resumed=True)
+        going_on = asyncio.create_task(read(own, rest))
+        await until(lambda: own._sleeper._users)
+        device.holder = "tiny"
+        await until(lambda: device.turn._is_mine)
+        assert own._sleeper.state is SleepState.ASLEEP, "the other model still holds memory"
+        device.other.free()
+        token_ids += [i for d in await going_on for i in d.token_ids]
+    assert token_ids == expected
+    assert (await own.record_autoscaling_stats())["awake"] == 1
+    assert not device.other.try_take()
+
+
+async def test_a_replica_that_starts_in_the_turn_of_another_model_sleeps_then(
+    device: Device, folder: Path
+) -> None:
+    device.holder = "other"
+    made = Replica(folder)
+    await until(lambda: made._sleeper.state is SleepState.ASLEEP)
+    assert device.other.try_take()
+    made.__del__()
+
+
+async def test_a_replica_that_is_stopped_while_another_model_holds_memory_loads_nothing(
+    device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert device.other.try_take()
+    monkeypatch.setattr(generator_replica, "is_stopped", lambda: True)
+    monkeypatch.setattr(Replica, "_open_engine", failing(AssertionError("it loads")))
+    with pytest.raises(RuntimeError, match="before it could load"):
+        await asyncio.to_thread(Replica, folder)
 
 
 async def test_it_ends_at_once_while_it_sleeps(own: Replica) -> None:
