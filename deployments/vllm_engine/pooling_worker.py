@@ -270,6 +270,8 @@ class VllmWorker:
         if self._num_running_tokens < engine.max_batched_tokens:
             self._has_room.set()
         if text.cancelled():
+            if not self._num_running:
+                self._wake_pings()
             return
         if not self._is_reporting:
             # All texts of a step end in one round of the loop: report them together.
@@ -282,9 +284,12 @@ class VllmWorker:
         self._is_reporting = False
         done, self._done = self._done, []
         self.num_batches += 1
+        self._wake_pings()
+        self._on_batch(BatchStats(len(done), sum(done)))
+
+    def _wake_pings(self) -> None:
         self._advanced.set()
         self._advanced.clear()
-        self._on_batch(BatchStats(len(done), sum(done)))
 
     async def _row(
         self, engine: PooledEngine, index: int, token_ids: TokenIds, type_ids: TokenIds | None
@@ -308,9 +313,12 @@ class VllmWorker:
     async def _ping(self) -> None:
         if self._queue.is_closed:
             raise _dead()
-        if self._num_running:
+        num_batches = self.num_batches
+        while self._num_running:
             await self._advanced.wait()
-            return
+            if self.num_batches > num_batches:
+                return
+        # All that ran was cancelled, or nothing did.
         engine = self._opened.result()
         try:
             await self._begin_text(engine, 0, engine.probe)

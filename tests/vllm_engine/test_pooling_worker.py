@@ -242,3 +242,19 @@ def test_errors_of_the_start_reach_the_caller(queue: RequestQueue, engine: FakeE
             lambda: engine, RequestQueue(QueueLimits(8, None)), lambda _: None
         ).start().result(DEADLINE_S)
     until(lambda: engine.was_shut_down)
+
+
+def test_a_ping_does_not_wait_for_a_text_whose_client_has_left(
+    worker: VllmWorker, engine: FakeEngine, queue: RequestQueue
+) -> None:
+    engine.is_open = False
+    with queue.entered() as job:
+        queue.put(job, ((1,),))
+        until(lambda: len(engine.seen) == 1)
+        ping = worker.ping()
+        with pytest.raises(TimeoutError):
+            ping.result(0.05)
+    until(lambda: len(engine.seen) == 2)
+    engine.is_open = True
+    ping.result(DEADLINE_S)
+    assert engine.seen[-1] == (PROBE, None)
