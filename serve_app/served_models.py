@@ -255,4 +255,7 @@ def catalog_of(backends: ModelBackends, states: ServingStates) -> ModelCatalog:
         all_of(backends.embedders),
         is_cold=is_cold,
         state_of=state_of,
+        light_sleepers=[
+            model.id for model in config.models if model.light_sleep_after_s is not None
+        ],
     )

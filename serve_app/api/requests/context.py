@@ -97,11 +97,11 @@ class ApiContext:
         Args:
             model_id: The model that it names.
             answering: Makes the answer.
-            streams: Whether that is a stream; one from a model without a replica begins at once.
+            streams: Whether that is a stream; one from a model that loads or wakes begins before.
 
         Raises:
             RaystreamError: The request was refused, or could not be answered.
         """
-        if streams and self.catalog.is_cold(model_id):
+        if streams and self.catalog.may_wait(model_id):
             return begun(answering, self.clock.sleep)
         return answering()  # a plain function: each message of an answer resumes its awaiters

@@ -6,7 +6,7 @@ never remembered: replicas die and load again.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -119,6 +119,7 @@ class ModelCatalog:
         choice_timeout_s: float = 1.0,
         is_cold: Callable[[str], bool] = lambda model_id: False,
         state_of: Callable[[str], Awaitable[DeploymentState]] = _is_running,
+        light_sleepers: Collection[str] = (),
     ) -> None:
         """Start without descriptions.
 
@@ -130,7 +131,9 @@ class ModelCatalog:
             choice_timeout_s: How long `get_comparer` prefers a model that has not answered yet.
             is_cold: Returns whether no replica of a model is known to run.
             state_of: Returns the state of a model's deployment.
+            light_sleepers: Ids of the models whose replicas may sleep lightly.
         """
+        self._light_sleepers = frozenset(light_sleepers)
         self._backends = {**backends, **classifiers, **embedders}
         self._generating = TaskModels({i: partial(_generating, backends[i]) for i in backends})
         self._classifying = TaskModels({i: partial(_pooling, classifiers[i]) for i in classifiers})
@@ -156,8 +159,15 @@ class ModelCatalog:
 
     def is_cold(self, model_id: str | None) -> bool:
         """Return whether no replica is known to run of a model, by default the first generator."""
-        id_ = next(iter(self._generating), None) if model_id is None else model_id
+        id_ = self._named(model_id)
         return id_ in self._backends and self._is_cold(id_)
+
+    def may_wait(self, model_id: str | None) -> bool:
+        """Return whether a request may have to wait until a model is loaded, or wakes."""
+        return self._named(model_id) in self._light_sleepers or self.is_cold(model_id)
+
+    def _named(self, model_id: str | None) -> str | None:
+        return next(iter(self._generating), None) if model_id is None else model_id
 
     async def get_classifier(self, model_id: str | None) -> ServedPooler:
         """Return a model that classifies, by default the first; wait while it loads.

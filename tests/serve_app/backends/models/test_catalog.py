@@ -169,3 +169,10 @@ async def test_if_no_model_that_answers_compares_texts_the_failure_says_why() ->
     for models in ({}, {"c": FakeClassifier()}):
         with pytest.raises(ModelNotFoundError, match="No model here can compare texts"):
             await ModelCatalog({}, models).get_comparer(None)
+
+
+def test_a_request_may_have_to_wait_for_a_model_that_loads_or_may_sleep_lightly() -> None:
+    generating = {"m": FakeBackend(), "cold": FakeBackend(), "warm": FakeBackend()}
+    catalog = ModelCatalog(generating, is_cold=lambda id_: id_ == "cold", light_sleepers=["m"])
+    names = ("m", "cold", "warm", None, "unknown")
+    assert [catalog.may_wait(name) for name in names] == [True, True, False, True, False]
