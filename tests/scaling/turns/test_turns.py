@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.faults.served.answer import Answer, Stream, assert_equal, read, slow_streams
+from tests.faults.served.answer import Answer, Stream, assert_equal, opened, read, slow_streams
 from tests.faults.served.ingresses import Ingresses
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import DEADLINE_S, Replicas, reached
@@ -74,6 +74,26 @@ class Turns:
             answers = await asyncio.gather(*reading)
         assert_equal(answers, self._expected)
         self._record("longest pause, s", round(max(each.longest_gap_s for each in answers), 1))
+
+    @asynccontextmanager
+    async def waiting(self, model: str, *, other: str) -> AsyncIterator[None]:
+        """Ask a model while another one keeps its turn until the end of the block."""
+        await self._act(other, "pin")
+        try:
+            assert (await read(self._client, quick(other))).is_whole
+            async with opened(self._client, quick(model)) as stream:
+                reading = asyncio.ensure_future(stream.read_to_end())
+                await reached(lambda: was_told_to_wait(stream.answer, model))
+                yield
+                assert not reading.done()
+                await self._act(other, "unpin")
+                assert (await reading).is_whole
+        finally:
+            await self._act(other, "unpin")
+
+    async def _act(self, model: str, action: str) -> None:
+        answer = await self._client.post(f"/v1/models/{model}/{action}")
+        assert answer.is_success, answer.text
 
     async def ended(self, model: str) -> None:
         """Wait until Serve wants no replica of a model, or its replica sleeps lightly."""
@@ -179,6 +199,35 @@ async def test_a_replica_that_is_killed_while_its_streams_are_parked_loses_none(
         with suppress(psutil.NoSuchProcess):
             first.kill()
         assert (await swap.asking).is_whole
+
+
+@pytest.mark.parametrize("server", ["light"], indirect=True)
+async def test_a_replica_that_dies_in_the_turn_of_another_model_does_not_hold_up_what_waits_for_it(
+    turns: Turns,
+) -> None:
+    async with turns.swap_to(SECOND) as swap:
+        assert (await swap.asking).is_whole
+    async with turns.waiting(SECOND, other=FIRST):
+        (second,) = turns.processes(f"{REPLICA}{SECOND}")
+        second.kill()
+        await reached(lambda: not second.is_running())
+
+
+@pytest.mark.parametrize("server", ["light"], indirect=True)
+async def test_calls_that_wait_for_a_turn_do_not_hold_up_the_stop_of_their_replica(
+    turns: Turns,
+) -> None:
+    section = turns.deployed.section(SECOND)
+    section["graceful_shutdown_timeout_s"] = 2 * DEADLINE_S
+    await turns.deployed.apply()
+    await turns.deployed.settled()
+    async with turns.swap_to(SECOND) as swap:
+        assert (await swap.asking).is_whole
+    async with turns.waiting(SECOND, other=FIRST):
+        (second,) = turns.processes(f"{REPLICA}{SECOND}")
+        section["ray_actor_options"] = {"num_cpus": 0.05}
+        await turns.deployed.apply()
+        await reached(lambda: not second.is_running())
 
 
 async def test_a_file_that_is_deployed_again_during_a_swap_changes_nothing(turns: Turns) -> None:
