@@ -267,6 +267,7 @@ class GeneratorReplica(ModelReplica):
 
     async def _check_health(self) -> None:
         self._sleeper.watch()  # nobody may have used the model since its start
+        self._sleeper.wake_if_kept()
         await self._engine.check_health()
 
     @property

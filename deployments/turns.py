@@ -214,10 +214,10 @@ class Context(Protocol):
     config: Any
 
 
-def _latest(context: Context, name: str) -> float:
-    """Return the sum of a figure that the running replicas have reported last."""
+def _latest(context: Context, name: str) -> list[float]:
+    """Return a figure as each of the running replicas has reported it last, if it has."""
     reported = (context.raw_metrics or {}).get(name, {}).values()
-    return sum(float(series[-1].value) for series in reported if series)
+    return [float(series[-1].value) for series in reported if series]
 
 
 def _has_waiting(context: Context) -> bool:
@@ -225,7 +225,7 @@ def _has_waiting(context: Context) -> bool:
     if not context.current_num_replicas:
         return context.total_num_requests > 0
     in_replicas = _latest(context, "running") + _latest(context, "waiting")
-    return in_replicas > 0 or context.total_num_requests >= LASTING
+    return any(in_replicas) or context.total_num_requests >= LASTING
 
 
 class _Published:
@@ -330,7 +330,9 @@ class TurnPolicy:
             group: Turns(names, min_turn_s, max_start_s) for group, names in deployments.items()
         }
         self._group_of = {name: group for group, names in deployments.items() for name in names}
-        self._published = {group: _Published(group, now_s, read, write) for group in light}
+        self._published = {
+            group: _Published(group, now_s, read, write) for group in deployments if group in light
+        }
         self._now_s = now_s
         self._began_s = now_s()
         self._policies: dict[Any, tuple[Any, Callable[[Any], Any]]] = {}
@@ -391,22 +393,27 @@ class TurnPolicy:
         """
         if not contexts:
             return {}
+        application = next(iter(contexts.values())).app_name
+        # Before anything is said of a model: that depends on whether it has the turn.
+        silent = {
+            group
+            for group, published in self._published.items()
+            if not published.find(application, self._turns[group])
+        }
         states: dict[str, dict[str, ModelState]] = {}
         for key, context in contexts.items():
             group = self._group_of.get(context.deployment_name)
             if group is not None:
                 state = self._state_of(group, context, wishes[key])
                 states.setdefault(group, {})[context.deployment_name] = state
-        application = next(iter(contexts.values())).app_name
         now_s = self._now_s()
         holders = {}
         for group, turns in self._turns.items():
-            published = self._published.get(group)
-            if published is not None and not published.find(application, turns):
+            if group in silent:
                 continue
             holders[group] = turns.update(now_s, _NothingKnown(states.get(group, {})))
-            if published is not None:
-                published.publish(application, holders[group])
+            if group in self._published:
+                self._published[group].publish(application, holders[group])
         return holders
 
     def _state_of(self, group: str, context: Context, wish: _Wish) -> ModelState:
@@ -414,10 +421,14 @@ class TurnPolicy:
         is_pinned = wish.state.get("is_pinned", False)  # of `LoadPolicy`
         is_running, says_policy = is_there, is_there
         if group in self._published:
-            is_running = is_there and _latest(context, "awake") > 0
-            says_policy = is_there and self._turns[group].holder == context.deployment_name
+            awake = _latest(context, "awake")
+            is_asleep = bool(awake) and not any(awake)
+            is_running = is_there and any(awake)
+            has_turn = self._turns[group].holder == context.deployment_name
+            says_policy = is_there and has_turn and not is_asleep
         # Of a model that can't work now only requests say so: a policy may want a replica to start
-        # with, and one because of requests that were answered a moment ago.
+        # with, and one because of requests that were answered a moment ago. A sleeper answers those
+        # that need no weights, also in its turn.
         asked = is_pinned or _has_waiting(context)
         return ModelState(
             is_running,

@@ -194,6 +194,15 @@ class LightSleeper:
         if self.state is SleepState.AWAKE and self._change is None:
             self._timer = asyncio.get_running_loop().call_later(self._after_s, self._look)
 
+    def wake_if_kept(self) -> None:
+        """Wake in the model's turn if it is to be kept awake, although nobody waits for that.
+
+        Without turns nothing sleeps that is kept awake, but the end of a turn does not ask.
+        """
+        is_asleep = self.state is SleepState.ASLEEP and self._change is None
+        if self._turn is not None and is_asleep and not self._is_closed:
+            self._begin(self._wake_if_kept())
+
     def close(self) -> None:
         """Fall asleep no more, and wait for no turn."""
         self._is_closed = True
@@ -266,6 +275,10 @@ class LightSleeper:
         self.report = replace(self.report, last_wake_s=time.monotonic() - began_s)
         self._note(SleepState.AWAKE)
 
+    async def _wake_if_kept(self) -> None:
+        if await self._is_kept_awake():
+            await self._wake()
+
     def _follow(self) -> None:
         """Begin to wait for the end of the turn, unless that has begun or there are no turns."""
         is_due = self._turn is not None and self._following is None and not self._is_closed
@@ -285,6 +298,7 @@ class LightSleeper:
         await self._turn.over()
         while self._change is not None:
             await asyncio.wait([self._change])
+            await self._turn.over()  # it may have waited for the next one, to wake
         if self.state is SleepState.AWAKE:
             self._stop_timer()
             self._is_turn_over = True  # from here on, who comes waits

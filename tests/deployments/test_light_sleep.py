@@ -258,6 +258,23 @@ async def test_a_replica_that_starts_in_the_turn_of_another_model_sleeps_then(
     made.__del__()
 
 
+async def test_a_pinned_model_that_nobody_asks_wakes_in_its_turn(
+    device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def is_pinned() -> bool:
+        return True
+
+    monkeypatch.setattr(generator_replica, "is_pinned", is_pinned)
+    device.holder = "other"
+    made = Replica(folder)
+    await until(lambda: made._sleeper.state is SleepState.ASLEEP)
+    await until(lambda: made._sleeper._change is None)
+    device.holder = "tiny"
+    await made.check_health()
+    await until(lambda: made._sleeper.state is SleepState.AWAKE)
+    made.__del__()
+
+
 async def test_a_replica_that_is_stopped_while_another_model_holds_memory_loads_nothing(
     device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -638,6 +638,29 @@ def test_neither_probes_nor_what_was_answered_a_moment_ago_wait_for_a_turn() -> 
     assert holders.stored == {"cpu": "B"}
 
 
+def test_a_holder_that_sleeps_and_only_counts_tokens_holds_nobody_up() -> None:
+    holders = Holders()
+    controller, clock = both_running(holders)
+    controller.requests |= {"A": 0.1, "B": 1.0}
+    controller.report("A", **ASLEEP | {"recent": 1.0})
+    controller.report("B", **ASKED)
+    clock.now_s = 1
+    controller.decide()
+    assert holders.stored == {"cpu": "B"}
+
+
+def test_a_holder_that_has_not_reported_yet_keeps_its_turn() -> None:
+    holders = Holders(cpu="A")
+    controller, clock = light(holders, "A", "B")
+    controller.running |= {"A": 1, "B": 1}
+    controller.targets |= {"A": 1, "B": 1}
+    controller.requests |= {"A": 0.2, "B": 1.0}  # the mean still holds seconds without a request
+    controller.report("B", **ASKED)
+    clock.now_s = 1
+    controller.decide()
+    assert holders.stored == {"cpu": "A"}
+
+
 def test_a_sleeper_ends_by_its_own_policy_unless_requests_wait_for_its_turn() -> None:
     holders = Holders()
     controller, _ = both_running(holders)

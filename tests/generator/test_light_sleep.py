@@ -262,13 +262,16 @@ class HandTurn:
         self.begins, self.ends = asyncio.Event(), asyncio.Event()
         self.begins.set()
         self.is_held = True  # from the start on
+        self.num_followed = self.num_told = 0
 
     async def taken(self) -> None:
         await self.begins.wait()
         self.is_held = True
 
     async def over(self) -> None:
+        self.num_followed += 1
         await self.ends.wait()
+        self.num_told += 1
 
     def free(self) -> None:
         self.is_held = False
@@ -457,6 +460,50 @@ async def test_a_turn_that_ends_while_it_wakes_or_falls_asleep_is_ended_after_th
     taking.leave()
     await running
     taking.sleeper.close()
+
+
+async def test_a_turn_that_ended_before_it_could_wake_does_not_end_the_next_one() -> None:
+    taking = Taking(AFTER_S)
+    await taking.reach(SleepState.ASLEEP)  # idle, in its turn
+    taking.turn.begins.clear()
+    running = asyncio.ensure_future(taking.run())
+    await until(lambda: taking.sleeper._change is not None)
+    taking.turn.end()
+    await until(lambda: taking.turn.num_told == 1)
+    taking.turn.begin()
+    await until(lambda: taking.num_inside)
+    await until(lambda: taking.turn.num_followed == 2 or "park" in taking.calls)
+    assert taking.calls == ["sleep", "wake"]
+    taking.leave()
+    await running
+    taking.sleeper.close()
+
+
+async def test_one_that_is_kept_awake_wakes_in_its_turn_although_nobody_asks(
+    taking: Taking,
+) -> None:
+    taking.turn.end()
+    await taking.reach(SleepState.ASLEEP)
+    await until(lambda: taking.sleeper._change is None)
+    taking.sleeper.wake_if_kept()  # a health check
+    await until(lambda: taking.num_asked == 1 and taking.sleeper._change is None)
+    taking.is_kept_awake = True
+    taking.sleeper.wake_if_kept()
+    await until(lambda: taking.num_asked == 2)
+    assert taking.sleeper.state is SleepState.ASLEEP
+    taking.turn.begin()
+    await taking.reach(SleepState.AWAKE)
+    assert taking.turn.is_held
+    taking.sleeper.wake_if_kept()
+    assert taking.num_asked == 2
+
+
+async def test_one_without_turns_wakes_only_for_those_who_ask() -> None:
+    async with asleep() as watched:
+        await until(lambda: watched.sleeper._change is None)
+        watched.is_kept_awake = True
+        watched.sleeper.wake_if_kept()
+        assert watched.sleeper._change is None
 
 
 async def test_an_idle_model_gives_its_memory_and_the_lease_back_in_its_turn() -> None:
