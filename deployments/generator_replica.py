@@ -60,12 +60,7 @@ from deployments.generator.image_prompts import ImagePrompts, has_images
 from deployments.generator.light_sleep import LightSleeper, TurnEnd
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from deployments.generator.text_engine import EngineFacts, TextEngine
-from deployments.plan.replica_report import (
-    MAX_REPORTED_TENANTS,
-    LightSleep,
-    Waits,
-    WorkCounts,
-)
+from deployments.plan.replica_report import MAX_REPORTED_TENANTS, LightSleep, Waits, WorkCounts
 from deployments.replica.metrics import GeneratorMetrics, StreamClock
 from deployments.replica.model_replica import ModelReplica
 from deployments.replica.own_scaling import graceful_shutdown_timeout_s, is_pinned, is_stopped
