@@ -187,7 +187,9 @@ def _bind_models(
         resolved = resolve_models(args.models, _num_cluster_gpus(), _read_shape)
     except ValueError as error:
         raise RefusedFileError(str(error)) from error
-    files = list(deployed_files())
+    # A model that is not told of its light group would hold memory in the turns of the others.
+    may_be_light = any(model.light_sleep_after_s is not None for model in args.models)
+    files = list(deployed_files(has_to_answer=may_be_light))
     group_of = {
         id_: name
         for file in files

@@ -140,7 +140,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "listening_host", lambda: "127.0.0.1")
     monkeypatch.setattr(app, "listening_options", lambda: None)
     monkeypatch.setattr(app, "require_startable", lambda *_: None)
-    monkeypatch.setattr(app, "deployed_files", lambda: ())
+    monkeypatch.setattr(app, "deployed_files", lambda **_: ())
     monkeypatch.setattr(app, "running_demands", dict)
     monkeypatch.setattr(app, "RayNodes", Cluster)
 
@@ -306,11 +306,28 @@ def test_models_of_a_light_group_know_it_and_divide_what_one_of_them_reserves(
     kwargs = {"groups": {"cpu": ids[:2]}, "light": ["cpu"]}
     policy = {"policy_function": TURN_POLICY, "policy_kwargs": kwargs}
     file = deployed(None, args=args, autoscaling_policy=policy)
-    monkeypatch.setattr(app, "deployed_files", lambda: iter([file, deployed(None)]))
+    monkeypatch.setattr(app, "deployed_files", lambda **_: iter([file, deployed(None)]))
     handles, specs = app._bind_models(AppConfig.model_validate(args))
     assert [spec.turn_group for spec in specs] == ["cpu", "cpu", None]
     found: Any = [handles[id_]._bound_deployment for id_ in ids]
     assert [each.ray_actor_options["num_cpus"] for each in found] == [0.25, 0.25, 0.5]
+
+
+@pytest.mark.usefixtures("no_cluster")
+@pytest.mark.parametrize("after_s", [None, 60.0])
+def test_a_model_that_may_sleep_lightly_is_bound_only_if_its_group_can_be_known(
+    monkeypatch: pytest.MonkeyPatch, after_s: float | None
+) -> None:
+    asked: list[bool] = []
+
+    def files(*, has_to_answer: bool = False) -> tuple[()]:
+        asked.append(has_to_answer)
+        return ()
+
+    monkeypatch.setattr(app, "deployed_files", files)
+    entry = {**ARGS["models"][0], "light_sleep_after_s": after_s}
+    app._bind_models(AppConfig.model_validate({"models": [entry]}))
+    assert asked == [after_s is not None]
 
 
 def test_a_package_that_hides_ours_in_a_process_of_ray_s_is_named(

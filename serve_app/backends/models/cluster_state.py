@@ -111,11 +111,14 @@ def _serve_replicas(app: str, deployment: str, turn_group: str | None) -> ServeR
     )
 
 
-def deployed_files() -> Sequence[ServeApplicationSchema]:
+def deployed_files(*, has_to_answer: bool = False) -> Sequence[ServeApplicationSchema]:
     """Return the applications of the files that have been deployed last.
 
-    Serve passes a builder only the `args:` of its application. Nothing is returned if the
-    controller does not answer, or there is none: what it would help to check is then not checked.
+    Serve passes a builder only the `args:` of its application. Nothing is returned if there is no
+    controller, or it does not answer: what it would help to check is then not checked.
+
+    Raises:
+        RayError: It does not answer, and `has_to_answer`. Serve calls a builder again after that.
     """
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is None:
@@ -124,6 +127,8 @@ def deployed_files() -> Sequence[ServeApplicationSchema]:
         found = ray.get(client._controller.get_app_configs.remote(), timeout=TIMEOUT_S)
     except RayError as error:
         logger.warning("Serve's controller did not tell what is deployed: %s", error)
+        if has_to_answer:
+            raise
         return ()
     return tuple(found.values())
 

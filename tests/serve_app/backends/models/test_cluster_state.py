@@ -144,3 +144,18 @@ async def test_a_model_is_wanted_unless_serve_wants_none_or_another_has_the_turn
     assert (await cluster_state.serve_replicas("a", "m", "card")).is_any_wanted is expected
     is_wanted = (await cluster_state.serve_replicas("a", "m")).is_any_wanted
     assert is_wanted is (wanted > 0), "it takes no turns"
+
+
+def test_files_that_a_silent_controller_does_not_tell_are_missed_only_where_they_have_to_be_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def silent(asked: object, timeout: float) -> object:
+        raise ray.exceptions.GetTimeoutError
+
+    asked = SimpleNamespace(remote=lambda: None)
+    client = SimpleNamespace(_controller=SimpleNamespace(get_app_configs=asked))
+    monkeypatch.setattr(cluster_state, "_get_global_client", lambda **_: client)
+    monkeypatch.setattr(ray, "get", silent)
+    assert cluster_state.deployed_files() == ()
+    with pytest.raises(ray.exceptions.RayError):
+        cluster_state.deployed_files(has_to_answer=True)
