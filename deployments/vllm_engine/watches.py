@@ -50,6 +50,9 @@ since the last look does not compute, unless one of its threads waits for a core
 WORKING: Final = frozenset("RD")
 """States of a thread that computes, waits for a core, or waits for a disk (proc(5))."""
 
+STOPPED: Final = "T"
+"""State of a thread that a signal has stopped."""
+
 
 def end_with_parent() -> None:
     """Start a thread that ends this process and its children once its parent has ended.
@@ -106,21 +109,24 @@ class Activity:
     Attributes:
         cpu_s: The CPU time that they have used.
         is_working: Whether a thread of one runs, or waits for a core or a disk.
+        is_stopped: Whether one is stopped: what the others do comes to nothing.
     """
 
     cpu_s: float
-    is_working: bool
+    is_working: bool = False
+    is_stopped: bool = False
 
 
 def activity_below() -> Activity:
     """Return what the processes below this one do; those that end meanwhile do nothing."""
-    cpu_s, is_working = 0.0, False
+    cpu_s = 0.0
+    states = set[str]()
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             times = process.cpu_times()
             cpu_s += times.user + times.system
-            is_working |= any(state in WORKING for state in _thread_states(process.pid))
-    return Activity(cpu_s, is_working)
+            states.update(_thread_states(process.pid))
+    return Activity(cpu_s, not states.isdisjoint(WORKING), STOPPED in states)
 
 
 def _thread_states(pid: int) -> Iterator[str]:
@@ -190,7 +196,7 @@ class Watch:
         activity = self._read_activity()
         used_s, self._used_s = self._used_s, activity.cpu_s
         has_used = used_s is not None and activity.cpu_s - used_s >= BUSY_PART * passed_s
-        return activity.is_working or has_used
+        return (activity.is_working or has_used) and not activity.is_stopped
 
     @property
     def _bound_s(self) -> float:

@@ -172,7 +172,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.now_s = 1000.0
-        self.activity = Activity(0.0, is_working=False)
+        self.activity = Activity(0.0)
 
     def watch(self, *, on_cpu: bool) -> Watch:
         return Watch(on_cpu=on_cpu, now_s=lambda: self.now_s, read_activity=lambda: self.activity)
@@ -223,7 +223,7 @@ def test_on_a_cpu_an_engine_without_a_core_or_with_a_slow_disk_does_not_hang() -
     engine.activity = Activity(0.0, is_working=True)
     watch = engine.watch(on_cpu=True)
     assert engine.hangs_after(watch) is None
-    engine.activity = Activity(0.0, is_working=False)
+    engine.activity = Activity(0.0)
     assert engine.hangs_after(watch) is not None
 
 
@@ -232,7 +232,7 @@ def test_on_a_cpu_an_engine_that_computes_does_not_hang() -> None:
     watch = engine.watch(on_cpu=True)
     for _ in range(100):
         engine.now_s += 1
-        engine.activity = Activity(engine.activity.cpu_s + 0.5, is_working=False)
+        engine.activity = Activity(engine.activity.cpu_s + 0.5)
         assert not watch.is_hung()
 
 
@@ -243,7 +243,7 @@ def test_on_a_cpu_any_sign_of_work_in_the_last_seconds_is_one() -> None:
         engine.now_s += 1
         engine.activity = Activity(0.0, is_working=second % 7 == 0)
         assert not watch.is_hung()
-    engine.activity = Activity(0.0, is_working=False)
+    engine.activity = Activity(0.0)
     assert engine.hangs_after(watch) == 7
 
 
@@ -258,14 +258,24 @@ def test_the_time_in_which_the_replica_itself_stood_still_is_no_sign(on_cpu: boo
     assert engine.hangs_after(watch) == 2
 
 
+def test_an_engine_of_which_a_process_is_stopped_hangs_whatever_the_others_do() -> None:
+    engine = Engine()
+    engine.activity = Activity(0.0, is_working=True, is_stopped=True)
+    assert engine.hangs_after(engine.watch(on_cpu=True)) == 8
+
+
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_process_that_computes_works_until_it_is_stopped(stops: bool) -> None:
+    def is_told() -> bool:
+        found = activity_below()
+        return (found.is_working, found.is_stopped) == (not stops, stops)
+
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
         try:
             wait(lambda: activity_below().cpu_s > 0)
             if stops:
                 process.send_signal(signal.SIGSTOP)
-            wait(lambda: activity_below().is_working != stops)
+            wait(is_told)
         finally:
             process.kill()
 
