@@ -154,12 +154,14 @@ class GeneratorReplica(ModelReplica):
 
     def _open_sleeper(self, turn: OwnTurn | None) -> LightSleeper:
         read_memory = self._read_memory()
-        turn_end = TurnEnd(
-            self._admission.park_all,
-            self._admission.abort_all,
-            graceful_shutdown_timeout_s(),
-            self._end_process,
-        )
+        turn_end = None
+        if turn is not None:
+            turn_end = TurnEnd(
+                self._admission.park_all,
+                self._admission.abort_all,
+                graceful_shutdown_timeout_s(),
+                self._end_process,
+            )
         return LightSleeper(
             self._engine,
             self._spec.entry.light_sleep_after_s,
@@ -167,7 +169,7 @@ class GeneratorReplica(ModelReplica):
             self._metrics.observe_sleep,
             is_pinned,
             turn=turn,
-            turn_end=None if turn is None else turn_end,
+            turn_end=turn_end,
         )
 
     def _digest_folder(self) -> Future[str] | None:

@@ -144,7 +144,7 @@ class LightSleeper:
 
     @property
     def is_ready(self) -> bool:
-        """Whether who comes now finds the engine awake."""
+        """Whether a request that comes now finds the engine awake."""
         return self.state is SleepState.AWAKE and not self._is_turn_over
 
     @contextmanager
@@ -301,7 +301,7 @@ class LightSleeper:
             await self._turn.over()  # it may have waited for the next one, to wake
         if self.state is SleepState.AWAKE:
             self._stop_timer()
-            self._is_turn_over = True  # from here on, who comes waits
+            self._is_turn_over = True  # new requests wait from here on
             await asyncio.wait([self._begin(self._end_turn())])
 
     async def _end_turn(self) -> None:

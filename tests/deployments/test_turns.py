@@ -487,12 +487,18 @@ ASKED = ASLEEP | {"running": 0.1}
 """Requests wait for a model that sleeps: its replica has taken them, and counts them as running."""
 
 
-def both_running(holders: Holders) -> tuple[Serve, Time]:
-    """Return a controller of A, which works in its turn, and of B, which sleeps."""
+def loaded(holders: Holders, **requests: float) -> tuple[Serve, Time]:
+    """Return a controller of A and B, whose replicas run, with the mean of each one's requests."""
     controller, clock = light(holders, "A", "B")
     controller.running |= {"A": 1, "B": 1}
     controller.targets |= {"A": 1, "B": 1}
-    controller.requests |= {"A": 1.0}
+    controller.requests |= requests
+    return controller, clock
+
+
+def both_running(holders: Holders) -> tuple[Serve, Time]:
+    """Return a controller of A, which works in its turn, and of B, which sleeps."""
+    controller, clock = loaded(holders, A=1.0)
     controller.report("A", **WORKING)
     controller.report("B", **ASLEEP)
     assert controller.decide() == {"A": 1, "B": 1}
@@ -529,10 +535,7 @@ def test_a_model_of_a_light_group_that_has_no_replica_gets_one_in_its_turn() -> 
 
 def test_a_turn_lasts_from_when_its_model_is_awake() -> None:
     holders = Holders(cpu="B")
-    controller, clock = light(holders, "A", "B")
-    controller.running |= {"A": 1, "B": 1}
-    controller.targets |= {"A": 1, "B": 1}
-    controller.requests |= {"A": 1.0, "B": 1.0}
+    controller, clock = loaded(holders, A=1.0, B=1.0)
     for name in "AB":
         controller.report(name, **ASKED)
     controller.decide()
@@ -551,10 +554,7 @@ def test_a_model_that_never_wakes_gives_its_turn_back_and_one_that_sleeps_idle_d
     None
 ):
     holders = Holders(cpu="B")
-    controller, clock = light(holders, "A", "B")
-    controller.running |= {"A": 1, "B": 1}
-    controller.targets |= {"A": 1, "B": 1}
-    controller.requests |= {"A": 1.0, "B": 1.0}
+    controller, clock = loaded(holders, A=1.0, B=1.0)
     for name in "AB":
         controller.report(name, **ASKED)
     controller.decide()
@@ -574,10 +574,7 @@ def test_a_model_that_never_wakes_gives_its_turn_back_and_one_that_sleeps_idle_d
 
 def test_a_new_controller_goes_on_with_the_holder_that_was_published() -> None:
     holders = Holders(cpu="B")
-    controller, _ = light(holders, "A", "B")
-    controller.running |= {"A": 1, "B": 1}
-    controller.targets |= {"A": 1, "B": 1}
-    controller.requests |= {"A": 1.0, "B": 1.0}
+    controller, _ = loaded(holders, A=1.0, B=1.0)
     controller.report("A", **WORKING)  # its last report, from its turn
     controller.report("B", **ASKED)
     controller.decide()
@@ -593,10 +590,7 @@ def test_a_holder_that_has_left_its_group_is_not_one() -> None:
 def test_while_the_store_is_silent_nothing_is_swapped_or_stopped_and_it_is_seldom_asked() -> None:
     holders = Holders(cpu="B")
     holders.is_silent = True
-    controller, clock = light(holders, "A", "B")
-    controller.running |= {"A": 1, "B": 1}
-    controller.targets |= {"A": 1, "B": 1}
-    controller.requests |= {"A": 1.0, "B": 1.0}
+    controller, clock = loaded(holders, A=1.0, B=1.0)
     for name in "AB":
         controller.report(name, **ASKED)
     for tenth in range(99):
@@ -651,10 +645,9 @@ def test_a_holder_that_sleeps_and_only_counts_tokens_holds_nobody_up() -> None:
 
 def test_a_holder_that_has_not_reported_yet_keeps_its_turn() -> None:
     holders = Holders(cpu="A")
-    controller, clock = light(holders, "A", "B")
-    controller.running |= {"A": 1, "B": 1}
-    controller.targets |= {"A": 1, "B": 1}
-    controller.requests |= {"A": 0.2, "B": 1.0}  # the mean still holds seconds without a request
+    controller, clock = loaded(
+        holders, A=0.2, B=1.0
+    )  # the mean still holds seconds without a request
     controller.report("B", **ASKED)
     clock.now_s = 1
     controller.decide()

@@ -181,23 +181,21 @@ class Admission:
 
     def park(self, permit: Permit) -> None:
         """Give a sequence that waits back to its ingress; its room is free at once."""
-        assert permit.run is not None, "only accepted sequences are parked"
-        permit.run.park()
-        self._feed.drop(permit)
-        self._estimate.leave(permit)
-        self._feed.update()
+        self._park([permit])
 
     def park_all(self) -> None:
         """Give all accepted sequences that may be parked back to their ingresses.
 
         Also those that the engine has begun with: they go on later, with what has gone out.
         """
-        parkable = [each for each in self._accepted if _run_of(each).is_parkable]
-        self._end_runs(parkable, lambda run: run.park())
+        self._park([each for each in self._accepted if _run_of(each).is_parkable])
 
     def abort_all(self) -> None:
         """End all accepted sequences, which may go on elsewhere."""
         self._end_runs(self._accepted, lambda run: run.abort())
+
+    def _park(self, permits: list[Permit]) -> None:
+        self._end_runs(permits, lambda run: run.park())
 
     @property
     def _accepted(self) -> list[Permit]:
@@ -427,7 +425,7 @@ class Admission:
 
 
 def _run_of(permit: Permit) -> Run:
-    assert permit.run is not None, "it is accepted"
+    assert permit.run is not None, "only accepted sequences run or are parked"
     return permit.run
 
 

@@ -108,10 +108,14 @@ def test_the_refusals_in_the_operator_s_page_are_what_the_commands_print() -> No
         assert (result.exit_code, result.stdout) == (1, f"{line}\n")
 
 
-def without_a_gpu(monkeypatch: pytest.MonkeyPatch, free_gib: int, total_gib: int = 128) -> None:
+def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         pynvml, "nvmlInit", failing(pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
     )
+
+
+def without_a_gpu(monkeypatch: pytest.MonkeyPatch, free_gib: int, total_gib: int = 128) -> None:
+    no_driver(monkeypatch)
     monkeypatch.setattr(planning, "has_bfloat16", lambda: True)
     monkeypatch.setattr(cgroup, "available_bytes", lambda: free_gib * GIB)
     monkeypatch.setattr(cgroup, "total_bytes", lambda: total_gib * GIB)
@@ -242,9 +246,7 @@ def test_the_gpus_of_this_machine_are_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_shipped_file_is_planned_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        pynvml, "nvmlInit", failing(pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
-    )
+    no_driver(monkeypatch)
     result = run(str(ROOT / "serve_config.yaml"))
     assert result.exit_code == 0
     assert "this machine's CPU" in result.stdout
@@ -254,9 +256,7 @@ def test_of_models_that_take_turns_only_the_largest_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(
-        pynvml, "nvmlInit", failing(pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
-    )
+    no_driver(monkeypatch)
     shipped = (ROOT / "serve_config.yaml").read_text()
     document = yaml.safe_load(shipped)
     application = document["applications"][0]
@@ -291,9 +291,7 @@ def test_models_that_sleep_lightly_between_their_turns_are_counted_as_sleepers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(
-        pynvml, "nvmlInit", failing(pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
-    )
+    no_driver(monkeypatch)
     document = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     application = document["applications"][0]
     ingress, section = application["deployments"][:2]
