@@ -162,8 +162,11 @@ class Devices:
     async def _ask(self, model: ModelConfig) -> ModelDevices:
         state = await self._states.of(model.deployment_name)
         ask = self._sources.ask_replicas.get(model.id)
-        is_any_running = state.serving is ServingState.RUNNING
-        reports = Reports() if ask is None else await ask(is_any_running)
+        reports = Reports() if ask is None else await ask(state.serving is ServingState.RUNNING)
+        if ask is not None and _is_doubtful(state, reports):
+            state = await self._states.newest_of(model.deployment_name)
+            if _is_doubtful(state, reports) and not reports.silent:
+                reports = await ask(True)
         return ModelDevices(
             model.id,
             model.task,
@@ -172,3 +175,12 @@ class Devices:
             is_asked=ask is not None,
             adapter_ids=tuple(adapter.id for adapter in model.adapters),
         )
+
+
+def _is_doubtful(state: DeploymentState, reports: Reports) -> bool:
+    """Return whether no replica answers of a model of which the controller says that one runs.
+
+    Its word may be a second old: the last replica may have been stopped meanwhile. And a router may
+    hear of the first one a moment after the controller.
+    """
+    return state.serving is ServingState.RUNNING and not reports.reports

@@ -143,11 +143,20 @@ class ServingStates:
         It is the last known state if the controller is silent: replicas serve without it. A
         deployment that it does not know is down: no news is no replica.
         """
+        return await self._after(self._updates.result, deployment)
+
+    async def newest_of(self, deployment: str) -> DeploymentState:
+        """Return what the controller tells now; see `of`."""
+        return await self._after(self._updates.next_result, deployment)
+
+    async def _after(
+        self, update: Callable[[], Coroutine[Any, Any, None]], deployment: str
+    ) -> DeploymentState:
         if self._ask is None:
             return DeploymentState(ServingState.RUNNING)
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
-                await self._updates.result()
+                await update()
         return self._states.get(deployment, DeploymentState(ServingState.DOWN))
 
     async def _update(self) -> None:

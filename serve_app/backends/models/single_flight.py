@@ -30,6 +30,12 @@ class SingleFlight(Generic[T]):
             self._task.add_done_callback(self._land)
         return await asyncio.shield(self._task)
 
+    async def next_result(self) -> T:
+        """Return the result of work that begins after this call, or raise its error."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        return await self.result()
+
     def _land(self, task: asyncio.Task[T]) -> None:
         self._task = None
         if not task.cancelled():
@@ -63,6 +69,10 @@ class Remembered(Generic[T]):
         if self._last is None or self._now_s() - self._last[0] >= self._memory_s:
             return await self._flight.result()
         return self._last[1]
+
+    async def next_result(self) -> T:
+        """Return the result of work that begins after this call, or raise its error."""
+        return await self._flight.next_result()
 
     async def _run(self) -> T:
         result = await self._work()

@@ -74,6 +74,34 @@ async def test_a_model_that_runs_is_ready_while_a_replica_of_it_answers(
         assert (await c.get("/ready")).is_success == is_ready
 
 
+@pytest.mark.parametrize("later", [ServingState.ASLEEP, ServingState.SCALING])
+@pytest.mark.parametrize("silent", [(), ("stops",)])
+async def test_a_model_whose_last_replica_was_stopped_a_moment_ago_is_ready(
+    config: AppConfig, backend: FakeBackend, later: ServingState, silent: tuple[str, ...]
+) -> None:
+    states = {"m": ServingState.RUNNING}
+
+    async def ask(is_any_running: bool) -> Reports:
+        states["m"] = later
+        return Reports(silent=silent)
+
+    async with client_of(app_in(config, backend, states, devices=DeviceSources({"m": ask}))) as c:
+        assert (await c.get("/ready")).is_success
+
+
+async def test_a_model_whose_first_replica_no_router_knows_yet_is_ready_once_one_does(
+    config: AppConfig, backend: FakeBackend
+) -> None:
+    known = [Reports(), Reports((cpu_report(),))]
+
+    async def ask(is_any_running: bool) -> Reports:
+        return known.pop(0)
+
+    states = {"m": ServingState.RUNNING}
+    async with client_of(app_in(config, backend, states, devices=DeviceSources({"m": ask}))) as c:
+        assert (await c.get("/ready")).is_success
+
+
 @pytest.mark.parametrize(
     ("concerns_file", "told"), [(False, "m: it is gone; n: it is gone"), (True, "it is gone")]
 )

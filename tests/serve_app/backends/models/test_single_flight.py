@@ -73,3 +73,18 @@ async def test_an_error_is_passed_on_and_not_remembered() -> None:
         await remembered.result()
     work.error = None
     assert await remembered.result() == 2
+
+
+async def test_the_next_result_is_of_work_that_had_not_begun() -> None:
+    work = Work()
+    remembered = Remembered(work, 2.0, lambda: 0.0)
+    first = asyncio.ensure_future(remembered.result())
+    await settle()
+    following = [asyncio.ensure_future(remembered.next_result()) for _ in range(3)]
+    await settle()
+    assert work.num_calls == 1
+    work.gate.set()
+    assert await first == 1
+    assert await asyncio.gather(*following) == [2, 2, 2]
+    assert await remembered.next_result() == 3
+    assert await remembered.result() == 3
