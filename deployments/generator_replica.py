@@ -57,13 +57,13 @@ from deployments.generator.context_length import fit_length, prompt_field
 from deployments.generator.description import describe_model
 from deployments.generator.fingerprint import content_digest, model_folder, system_fingerprint
 from deployments.generator.image_prompts import ImagePrompts, has_images
-from deployments.generator.light_sleep import LightSleeper, TurnEnd
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from deployments.generator.text_engine import EngineFacts, TextEngine
-from deployments.plan.replica_report import MAX_REPORTED_TENANTS, LightSleep, Waits, WorkCounts
+from deployments.plan.replica_report import MAX_REPORTED_TENANTS, Waits, WorkCounts
+from deployments.replica.light_sleep import TurnEnd
 from deployments.replica.metrics import GeneratorMetrics, StreamClock
 from deployments.replica.model_replica import ModelReplica
-from deployments.replica.own_scaling import graceful_shutdown_timeout_s, is_pinned, is_stopped
+from deployments.replica.own_scaling import graceful_shutdown_timeout_s, is_stopped
 from deployments.replica.own_turn import OwnTurn
 from deployments.replica.probation import Probation
 
@@ -125,8 +125,10 @@ class GeneratorReplica(ModelReplica):
         # A separate thread: a large grammar would otherwise delay every prompt.
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._metrics = GeneratorMetrics(self._store, self._spec.id)
-        self._sleeper = self._open_sleeper(turn)
-        if turn is not None:
+        if turn is None:
+            self._sleeper = self._open_sleeper(self._engine)
+        else:
+            self._sleeper = self._open_sleeper(self._engine, turn, self._turn_end())
             self._sleeper.watch()  # it may have loaded in the turn of another model
         described = describe_model(
             self._spec,
@@ -152,24 +154,12 @@ class GeneratorReplica(ModelReplica):
         self._progress.begin(StartPhase.PREPARING)
         self._phases.leave_out()
 
-    def _open_sleeper(self, turn: OwnTurn | None) -> LightSleeper:
-        read_memory = self._read_memory()
-        turn_end = None
-        if turn is not None:
-            turn_end = TurnEnd(
-                self._admission.park_all,
-                self._admission.abort_all,
-                graceful_shutdown_timeout_s(),
-                self._end_process,
-            )
-        return LightSleeper(
-            self._engine,
-            self._spec.entry.light_sleep_after_s,
-            lambda: read_memory().process_bytes,
-            self._metrics.observe_sleep,
-            is_pinned,
-            turn=turn,
-            turn_end=turn_end,
+    def _turn_end(self) -> TurnEnd:
+        return TurnEnd(
+            self._admission.park_all,
+            self._admission.abort_all,
+            graceful_shutdown_timeout_s(),
+            self._end_process,
         )
 
     def _digest_folder(self) -> Future[str] | None:
@@ -256,12 +246,6 @@ class GeneratorReplica(ModelReplica):
     def _queue_limits(self, given: Mapping[str, float]) -> tuple[int, int | None]:
         return queue_limits(given, self._spec.entry, self._facts.limits.max_model_len)
 
-    @property
-    def _light_sleep(self) -> LightSleep | None:
-        spec = self._spec
-        may_sleep = spec.entry.light_sleep_after_s is not None or spec.turn_group is not None
-        return self._sleeper.report if may_sleep else None
-
     async def _check_health(self) -> None:
         self._sleeper.watch()  # nobody may have used the model since its start
         self._sleeper.wake_if_kept()
@@ -278,17 +262,6 @@ class GeneratorReplica(ModelReplica):
             RaystreamError: The engine is broken.
         """
         await self._engine.ping()
-
-    async def wake(self) -> None:
-        """Wake from a light sleep, and wait until the engine has run a step.
-
-        Raises:
-            RaystreamError: The engine is broken, or the weights can't be read.
-        """
-        with self._sleeper.in_use() as use:
-            async for _ in self._sleeper.waking(use):
-                pass
-            await self.ping()
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[list[GenerationEvent]]:
         """Yield `Accepted` in a list of its own, and end when the sequence has ended.
@@ -463,8 +436,6 @@ class GeneratorReplica(ModelReplica):
         return await loop.run_in_executor(self._compiling, self._engine.compile_grammar, sequence)
 
     def _stop(self) -> None:
-        if hasattr(self, "_sleeper"):
-            self._sleeper.close()
         if hasattr(self, "_engine"):
             self._engine.stop()
         if hasattr(self, "_images"):

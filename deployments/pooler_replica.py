@@ -30,7 +30,7 @@ from deployments.contract.pooling import (
 )
 from deployments.contract.telemetry.metric_table import POOLER
 from deployments.contract.user_config import queue_limits, set_batching
-from deployments.plan.replica_report import MAX_REPORTED_TENANTS, Waits, WorkCounts
+from deployments.plan.replica_report import MAX_REPORTED_TENANTS, SleepState, Waits, WorkCounts
 from deployments.pooler_description import describe_model
 from deployments.pooling.pooling_worker import BatchStats, PoolerFacts, PoolingWorker
 from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue
@@ -89,6 +89,7 @@ class PoolerReplica(ModelReplica):
             facts.tokenizer, facts.max_model_len, facts.vocab_size, reads_types=facts.reads_types
         )
         self._metrics = PoolerMetrics(self._store, self._spec.id)
+        self._sleeper = self._open_sleeper(self._worker)
         self._suspects = asyncio.Lock()
         self._channels.take_calls(self.pool)
         self._description = replace(
@@ -108,6 +109,7 @@ class PoolerReplica(ModelReplica):
         return queue_limits(given, self._spec.entry, self._facts.memory.max_model_len)
 
     async def _check_health(self) -> None:
+        self._sleeper.watch()  # nobody may have used the model since its start
         self._require_alive()
         is_idle = self._worker.num_batches == self._num_batches_seen
         if is_idle and await is_hung(self._worker, self.ping):
@@ -126,6 +128,7 @@ class PoolerReplica(ModelReplica):
             refused=min(1.0, self._queue.refused),
             recent=self._was_used,
             waiting_tokens=self._queue.num_waiting_tokens,
+            awake=float(self._sleeper.is_ready),
         )
 
     @property
@@ -149,21 +152,18 @@ class PoolerReplica(ModelReplica):
     async def ping(self) -> None:
         """Wait until the device has run a micro-batch; an idle device gets a short text.
 
-        Raises:
-            RaystreamError: The worker is broken.
-        """
-        await asyncio.wrap_future(self._worker.ping())
-
-    async def wake(self) -> None:
-        """Do as `ping` does: a replica that runs holds its model.
+        A model that sleeps lightly, or changes, sleeps on.
 
         Raises:
             RaystreamError: The worker is broken.
         """
-        await self.ping()
+        if self._sleeper.state is SleepState.AWAKE:
+            await asyncio.wrap_future(self._worker.ping())
+        else:
+            self._require_alive()
 
     async def pool(self, request: PoolingRequest) -> Pooled | Refused:
-        """Return the model's result for each text, or `Refused`.
+        """Return the model's result for each text, or `Refused`; a model that sleeps wakes first.
 
         Raises:
             RaystreamError: The request has failed, and not by its client's fault.
@@ -173,7 +173,8 @@ class PoolerReplica(ModelReplica):
         self._loop = asyncio.get_running_loop()
         with recorded(None if self._spans is None else self._spans.of_texts(request)) as span:
             try:
-                with self._queue.entered(request.claim) as job:
+                with self._queue.entered(request.claim) as job, self._sleeper.in_use() as use:
+                    await self._sleeper.awake(use)
                     pooled = await self._pool(request, job)
             except REFUSALS as error:
                 end(span, error)
@@ -197,13 +198,15 @@ class PoolerReplica(ModelReplica):
         Raises:
             RaystreamError: See `pool`.
         """
-        async with Probation(self._suspects, request.num_deaths):
-            self._require_alive()
-            with self._channels.go_aheads.expect() as go_ahead:
-                yield [Started(await self._channels.address(), go_ahead.number)]
-                if not await go_ahead.is_given():
-                    return
-            answer = await self.pool(request)
+        with self._sleeper.in_use() as use:
+            await self._sleeper.awake(use)  # else it could be blamed for a death while it waits
+            async with Probation(self._suspects, request.num_deaths):
+                self._require_alive()
+                with self._channels.go_aheads.expect() as go_ahead:
+                    yield [Started(await self._channels.address(), go_ahead.number)]
+                    if not await go_ahead.is_given():
+                        return
+                answer = await self.pool(request)
         yield [answer]
 
     async def _pool(self, request: PoolingRequest, job: Job) -> Pooled:

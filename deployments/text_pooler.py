@@ -115,6 +115,11 @@ class TextPooler(PoolerReplica):
 
     def _open_worker(self) -> PoolingWorker:
         spec = self._spec
+        if spec.entry.light_sleep_after_s is not None and self._device.torch_device.type != "cpu":
+            raise UnsupportedModelError(
+                "light_sleep_after_s: a model that classifies or embeds sleeps lightly only on a "
+                "CPU; write `device: cpu`, or leave it out"
+            )
         config = load_config(spec.source, revision=spec.entry.revision)
         self._plan = plan_share(spec, config, self._device, is_pooler=True)
         log_sizes(self._plan)

@@ -40,7 +40,7 @@ class _FakeModel(PoolingModel):
     def __init__(self, stock: PoolingModel, device: FakeDevice) -> None:
         """Take the place of a model, with its layout and its probe."""
         super().__init__(
-            stock._model,
+            stock.model,
             stock.layout,
             stock.probe,
             max_batched_tokens=stock.max_batched_tokens,

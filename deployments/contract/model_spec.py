@@ -47,7 +47,6 @@ GENERATION_KEYS = (
     "kv_cache_memory_bytes",
     "prefix_caching",
     "cuda_graphs",
-    "light_sleep_after_s",
     "tool_call_parser",
     "reasoning_parser",
 )
@@ -118,8 +117,7 @@ class ModelConfig(StrictModel):
     """Whether the model generates text, classifies texts or embeds them: turns them into vectors.
     A cross-encoder, which says how well two texts fit, classifies with one label. Unless the model
     generates, its limits on tokens count those of the texts, and `quantization`, `max_num_seqs`,
-    `kv_cache_memory_bytes`, `prefix_caching`, `cuda_graphs`, `light_sleep_after_s` and the parsers
-    are refused.
+    `kv_cache_memory_bytes`, `prefix_caching`, `cuda_graphs` and the parsers are refused.
     """
     engine: Engine = "raystream"
     """What runs the model: raystream's own engine, or vLLM, in an environment of its own that
@@ -228,9 +226,9 @@ class ModelConfig(StrictModel):
     light_sleep_after_s: float | None = Field(default=None, gt=0)
     """Seconds without a request after which a replica gives the memory of its weights, and of keys
     and values, back and keeps its process; the next request reads the weights back from a file in
-    the cache folder, which takes a part of a start. null never does. Only on a CPU, and with
-    raystream's own engine. Serve ends the process later if `min_replicas` is 0
-    (`downscale_to_zero_delay_s`).
+    the cache folder, which takes a part of a start. Models that classify or embed sleep so, too.
+    null never does. Only on a CPU, and with raystream's own engine. Serve ends the process later if
+    `min_replicas` is 0 (`downscale_to_zero_delay_s`).
     """
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "openai", "none"] = "auto"
     """How the model writes tool calls. auto asks its chat template, none refuses tools; the names

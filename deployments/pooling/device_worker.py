@@ -10,8 +10,12 @@ which took a text of 60 tokens from 23 ms to 37.
 
 A micro-batch that fails is bisected, and only texts that fail by themselves fail their requests. If
 one runs out of memory, the following ones are smaller for a while.
+
+On a CPU the model may sleep and wake between two micro-batches (`DeviceWorker.sleep`). One that
+can't wake has failed.
 """
 
+import asyncio
 import logging
 import threading
 from collections import deque
@@ -24,10 +28,13 @@ import torch
 
 from deployments.compute.bisection import Bisection
 from deployments.compute.device_errors import is_fatal, is_out_of_memory, release_cache
+from deployments.compute.host_memory import trim_freed_memory
+from deployments.compute.speedups import StoredWeights
 from deployments.compute.token_budget import TokenBudget
 from deployments.compute.work_watch import WorkWatch
 from deployments.contract.errors import PoolingFailedError, ReplicaUnavailableError
 from deployments.contract.pooling import ROW_DTYPE
+from deployments.contract.unsupported_model import reason_of
 from deployments.pooling.lanes import EncodedText, Lanes, LaneWork
 from deployments.pooling.pooling_worker import BatchStats
 from deployments.pooling.request_queue import RequestQueue, Row, TokenIds
@@ -41,6 +48,11 @@ class Pooler(Protocol):
     @property
     def device(self) -> torch.device:
         """The device that the model runs on."""
+        ...
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The module that holds its weights; on a CPU, they lie in no mapped file."""
         ...
 
     @property
@@ -105,7 +117,9 @@ class DeviceWorker:
         self.failure: BaseException | None = None
         self._make_pooler = make_pooler
         self._queue = queue
-        self._budget: TokenBudget  # once the model is made
+        self._budget: TokenBudget  # once the model is made, like the next two
+        self._lanes: Lanes
+        self._weights: StoredWeights
         self._on_batch = on_batch
         self._lock = threading.Lock()
         self._pings: deque[Future[None]] = deque()
@@ -157,6 +171,53 @@ class DeviceWorker:
             self._answer_pings(_dead())
         return pinged
 
+    async def sleep(self) -> bool:
+        """Give back the weights' memory, on a CPU, once no micro-batch runs; all else stays.
+
+        Tensors keep their addresses, so a trace stays valid, too. Pings that come after it are
+        answered without a probe.
+
+        Returns:
+            Whether it sleeps: not if the weights can't be written to a disk.
+
+        Raises:
+            ReplicaUnavailableError: The worker has ended.
+        """
+        self._require_open()
+        return await asyncio.to_thread(self._give_back, self._pooler.result().max_batch_s)
+
+    async def wake(self) -> None:
+        """Read the weights again; if that fails, the worker has failed.
+
+        Raises:
+            ReplicaUnavailableError: They can't be read, and why; or the worker has ended.
+        """
+        self._require_open()
+        try:
+            await asyncio.to_thread(self._weights.fill)
+        except Exception as error:
+            self.failure = error
+            self._queue.close()
+            why = f"The model could not be woken: {reason_of(error)}"
+            raise ReplicaUnavailableError(why) from error
+
+    def _require_open(self) -> None:
+        if self._queue.is_closed:
+            raise _dead()
+
+    def _give_back(self, timeout_s: float) -> bool:
+        """Give the weights back; runs on a thread of its own, since lanes wait for texts."""
+        with self._lanes.held_up(timeout_s) as is_idle:
+            if not is_idle:
+                return False
+            try:
+                self._weights.give_back()
+            except (OSError, RuntimeError) as error:
+                logger.warning("the model can't sleep: its weights can't be written: %s", error)
+                return False
+        trim_freed_memory()
+        return True
+
     def _run(self) -> None:
         try:
             pooler = self._make_pooler()
@@ -166,7 +227,8 @@ class DeviceWorker:
             self._answer_pings(_dead())
             return
         self._budget = TokenBudget(pooler.max_batched_tokens)
-        lanes = Lanes(
+        self._weights = StoredWeights(pooler.model)
+        lanes = self._lanes = Lanes(
             self._queue,
             self._budget,
             pooler.num_lanes,
@@ -232,6 +294,7 @@ class DeviceWorker:
         """Run a micro-batch, and answer each job whose last text it completes."""
         torch.set_num_threads(work.num_threads)  # only for this thread
         if work.texts:
+            assert not self._weights.is_given_back, "its weights are not there"
             for text, outcome in self._run_batch(pooler, work.texts):
                 text.answer.note(text.index, outcome)
             num_tokens = sum(text.num_tokens for text in work.texts)
@@ -240,11 +303,14 @@ class DeviceWorker:
             self._probe(pooler)
 
     def _probe(self, pooler: Pooler) -> None:
-        """Run the probe text and answer the pings.
+        """Run the probe text and answer the pings; one that sleeps has nothing to run it with.
 
         Raises:
             torch.AcceleratorError: The device is lost.
         """
+        if self._weights.is_given_back:
+            self._answer_pings(None)
+            return
         try:
             pooler([pooler.probe])
         except Exception as error:

@@ -24,7 +24,8 @@ when all its texts are done, or as soon as one fails.
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -227,7 +228,20 @@ class Lanes:
         """Free the threads of finished work."""
         with self._freed:
             self._num_free += work.num_threads
-            self._freed.notify()
+            self._freed.notify_all()
+
+    @contextmanager
+    def held_up(self, timeout_s: float) -> Iterator[bool]:
+        """Wait until no lane runs work, and let none begin any while the block runs.
+
+        Args:
+            timeout_s: The longest wait.
+
+        Yields:
+            Whether none runs any.
+        """
+        with self._freed:
+            yield self._freed.wait_for(lambda: self._num_free == self._num_threads, timeout_s)
 
     def _begin(self) -> None:
         """Begin a sweep of each tenant and priority that has none."""

@@ -36,7 +36,11 @@ NAMED_ACTIVATIONS: Final[Mapping[str, Activation]] = {
 
 
 class PoolingModel:
-    """Answers batches of texts with one model."""
+    """Answers batches of texts with one model.
+
+    Attributes:
+        model: It computes the rows, and holds all weights.
+    """
 
     def __init__(
         self,
@@ -58,7 +62,7 @@ class PoolingModel:
             max_batch_s: Seconds after which a batch can only hang.
             max_batched_tokens: The most tokens of a batch; a longer text runs by itself.
         """
-        self._model = model
+        self.model = model
         self._launching = Lock()
         is_embedder = isinstance(model, Embedder)
         self._activation = "identity" if is_embedder else choose_activation(model.config)
@@ -77,7 +81,7 @@ class PoolingModel:
     @property
     def device(self) -> torch.device:
         """The device of the model."""
-        return self._model.device
+        return self.model.device
 
     @torch.inference_mode()
     def __call__(
@@ -133,7 +137,7 @@ class PoolingModel:
         Args:
             inputs: The model's arguments, [n, length] each, on its device.
         """
-        rows = rows_of(self._model, **inputs).float()
+        rows = rows_of(self.model, **inputs).float()
         is_finite = rows.isfinite().all(dim=1, keepdim=True)
         return activate(rows, self._activation).masked_fill(~is_finite, torch.nan)
 

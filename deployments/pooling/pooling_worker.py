@@ -95,6 +95,22 @@ class PoolingWorker(Protocol):
         """Return a future that the next work completes; an idle device runs a probe."""
         ...
 
+    async def sleep(self) -> bool:
+        """Give memory back until `wake`, and return whether it has; no job may wait meanwhile.
+
+        Raises:
+            RaystreamError: The worker has ended.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Be ready for jobs again.
+
+        Raises:
+            RaystreamError: It can't be, and why; the worker has ended.
+        """
+        ...
+
     def abandon(self) -> None:
         """Fail all requests and pings and accept no more, while the current work hangs."""
         ...

@@ -66,6 +66,9 @@ class ReplicaMetrics:
         self._longest_wait = store.gauge(LONGEST_WAIT.name, model_id)
         self._service_gap = store.gauge(SERVICE_GAP.name, model_id)
         self._waiting_for: dict[WaitReason, Gauge] = {}
+        self._asleep = store.gauge(ASLEEP.name, model_id)
+        self._asleep_memory = store.gauge(ASLEEP_MEMORY.name, model_id)
+        self._wake_time = store.gauge(WAKE_TIME.name, model_id)
 
     def observe_waits(self, waits: Waits) -> None:
         """Record why and how long requests wait; nothing new costs next to nothing."""
@@ -76,6 +79,14 @@ class ReplicaMetrics:
         self._service_gap.set(waits.service_gap_tokens)
         for reason, gauge in self._waiting_for.items():
             gauge.set(waits.by_reason.get(reason, 0))
+
+    def observe_sleep(self, report: LightSleep) -> None:
+        """Record whether the replica sleeps lightly, and what that gave and cost."""
+        self._asleep.set(int(report.state in (SleepState.ASLEEP, SleepState.WAKING)))
+        if report.asleep_bytes is not None:
+            self._asleep_memory.set(report.asleep_bytes)
+        if report.last_wake_s is not None:
+            self._wake_time.set(report.last_wake_s)
 
     def count_prompt(self, num_tokens: int) -> None:
         """Record a prompt, or a pooler's texts, that the replica has accepted."""
@@ -95,9 +106,6 @@ class GeneratorMetrics(ReplicaMetrics):
         self._prefix_queries = store.counter(PREFIX_QUERIES.name, model_id)
         self._prefix_hits = store.counter(PREFIX_HITS.name, model_id)
         self._preemptions = store.counter(PREEMPTIONS.name, model_id)
-        self._asleep = store.gauge(ASLEEP.name, model_id)
-        self._asleep_memory = store.gauge(ASLEEP_MEMORY.name, model_id)
-        self._wake_time = store.gauge(WAKE_TIME.name, model_id)
         self._generation_tokens = store.counter(GENERATION_TOKENS.name, model_id)
         self._ttft = store.histogram(TTFT.name, model_id)
         self._itl = store.histogram(ITL.name, model_id)
@@ -118,14 +126,6 @@ class GeneratorMetrics(ReplicaMetrics):
         self._prefix_queries.raise_to(stats.num_prompt_tokens)
         self._prefix_hits.raise_to(stats.num_cached_tokens)
         self._preemptions.raise_to(stats.num_preempted)
-
-    def observe_sleep(self, report: LightSleep) -> None:
-        """Record whether the replica sleeps lightly, and what that gave and cost."""
-        self._asleep.set(int(report.state in (SleepState.ASLEEP, SleepState.WAKING)))
-        if report.asleep_bytes is not None:
-            self._asleep_memory.set(report.asleep_bytes)
-        if report.last_wake_s is not None:
-            self._wake_time.set(report.last_wake_s)
 
     def observe_first_tokens(self, num_tokens: int, since_arrival_s: float | None) -> None:
         """Record a sequence's first tokens here.

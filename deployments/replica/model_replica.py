@@ -50,8 +50,10 @@ from deployments.plan.replica_report import (
 )
 from deployments.plan.start_times import note_start
 from deployments.replica.assigned_device import open_assigned_device
+from deployments.replica.light_sleep import LightSleeper, Sleeper, Turn, TurnEnd
 from deployments.replica.metrics import MemoryMetrics, ReplicaMetrics
 from deployments.replica.own_actor import end_own_actor, is_actor
+from deployments.replica.own_scaling import is_pinned
 from deployments.replica.ray_metrics import RayMetrics, own_deployment
 from deployments.replica.start_board import StartBoard
 from deployments.replica.start_phases import StartPhases
@@ -123,6 +125,8 @@ class ModelReplica:
     _facts: ModelFacts
     """Set by `_start`."""
     _metrics: ReplicaMetrics
+    """Set by `_start`."""
+    _sleeper: LightSleeper
     """Set by `_start`."""
     _fingerprint: str | None = None
     _refused_user_config: str | None = None
@@ -249,6 +253,24 @@ class ModelReplica:
         """Return the load, which Serve passes to the autoscaling policy."""
         return self._load.as_stats()
 
+    async def ping(self) -> None:
+        """Wait until the model has worked; one that sleeps lightly sleeps on.
+
+        Raises:
+            RaystreamError: It is broken.
+        """
+        raise NotImplementedError
+
+    async def wake(self) -> None:
+        """Wake the model from a light sleep, and wait until it has worked.
+
+        Raises:
+            RaystreamError: It is broken, or the weights can't be read.
+        """
+        with self._sleeper.in_use() as use:
+            await self._sleeper.awake(use)
+            await self.ping()
+
     async def read_metrics(self) -> Snapshot:
         """Return the values of this replica's metrics."""
         self._metrics.observe_waits(self._waits)
@@ -291,7 +313,24 @@ class ModelReplica:
     @property
     def _light_sleep(self) -> LightSleep | None:
         """Whether its model sleeps lightly; None for one that never does."""
-        return None
+        spec = self._spec
+        may_sleep = spec.entry.light_sleep_after_s is not None or spec.turn_group is not None
+        return self._sleeper.report if may_sleep else None
+
+    def _open_sleeper(
+        self, engine: Sleeper, turn: Turn | None = None, turn_end: TurnEnd | None = None
+    ) -> LightSleeper:
+        """Return what puts the model to sleep; for the arguments, see there."""
+        read_memory = self._read_memory()
+        return LightSleeper(
+            engine,
+            self._spec.entry.light_sleep_after_s,
+            lambda: read_memory().process_bytes,
+            self._metrics.observe_sleep,
+            is_pinned,
+            turn=turn,
+            turn_end=turn_end,
+        )
 
     @property
     def _work(self) -> WorkCounts:
@@ -377,6 +416,8 @@ class ModelReplica:
         try:
             if hasattr(self, "_monitor"):
                 self._monitor.stop()
+            if hasattr(self, "_sleeper"):
+                self._sleeper.close()
             # A subclass may have failed before it called `__init__`.
             if hasattr(self, "_encoding"):
                 self._stop()

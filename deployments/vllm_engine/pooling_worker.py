@@ -151,6 +151,13 @@ class VllmWorker:
             failed.set_exception(_dead())
             return failed
 
+    async def sleep(self) -> bool:
+        """Stay awake: vLLM's memory is given back only with its processes."""
+        return False
+
+    async def wake(self) -> None:
+        """Do nothing: it has stayed awake."""
+
     def _run(self) -> None:
         try:
             engine = self._open_engine()

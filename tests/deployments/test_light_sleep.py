@@ -23,6 +23,7 @@ from deployments.engine.engine_thread import EngineDeadError
 from deployments.generator.placed_engine import place_engine
 from deployments.generator.prompt_encoder import EncodedPrompt
 from deployments.plan.replica_report import ReplicaState, SleepState
+from deployments.replica import model_replica
 from deployments.replica.assigned_device import open_assigned_device
 from deployments.replica.own_turn import OwnTurn, TurnLease
 from deployments.text_generator import TextGenerator
@@ -264,7 +265,7 @@ async def test_a_pinned_model_that_nobody_asks_wakes_in_its_turn(
     async def is_pinned() -> bool:
         return True
 
-    monkeypatch.setattr(generator_replica, "is_pinned", is_pinned)
+    monkeypatch.setattr(model_replica, "is_pinned", is_pinned)
     device.holder = "other"
     made = Replica(folder)
     await until(lambda: made._sleeper.state is SleepState.ASLEEP)

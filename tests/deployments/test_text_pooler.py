@@ -70,7 +70,7 @@ class Gate:
 
     def __init__(self, classifier: TextPooler, monkeypatch: pytest.MonkeyPatch) -> None:
         self.classifier = classifier
-        self._model = classifier._placed.pooler._model
+        self._model = classifier._placed.pooler.model
         self._stock = self._model.forward
         self._may_go_on = threading.Event()
         self._begun = threading.Event()

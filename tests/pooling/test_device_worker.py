@@ -1,18 +1,23 @@
+import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from mmap import PAGESIZE
 
 import numpy as np
 import pytest
 import torch
 
+from deployments.compute.cpu.linear.stored_weights import weight_memory
 from deployments.contract.errors import PoolingFailedError, ReplicaUnavailableError
 from deployments.contract.pooling import ROW_DTYPE
 from deployments.pooling.device_worker import DeviceWorker
 from deployments.pooling.lanes import MIN_LANE_TOKENS
 from deployments.pooling.pooling_worker import BatchStats
 from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue, TokenIds
+from tests.deadline import until
 from tests.failing import failing
 
 DEADLINE_S = 20
@@ -33,6 +38,7 @@ class GatedDevice:
     max_batch_s = 1e9
 
     def __init__(self, *, is_padded: bool = False) -> None:
+        self.model = torch.nn.Linear(512, 128)
         self.is_padded = is_padded
         self.batches: list[Batch] = []
         self.ran_on: list[tuple[str, int]] = []
@@ -287,6 +293,90 @@ def test_a_ping_is_answered_when_all_requests_taken_with_it_are_abandoned(
         pings[0].result(DEADLINE_S)
     worker.stop()
     assert device.batches == [((1,),), ((0,),)]
+
+
+async def asleep(replica: Replica) -> torch.Tensor:
+    """Let a worker sleep; return what its model's weights were before."""
+    weights = replica.device.model.weight.detach().clone()
+    assert await replica.worker.sleep()
+    return weights
+
+
+def is_given_back(device: GatedDevice) -> bool:
+    """Return whether the whole pages of the weights are empty."""
+    memory = weight_memory(device.model)
+    return not any(any(each.content[PAGESIZE:-PAGESIZE]) for each in memory)
+
+
+async def test_a_model_that_sleeps_holds_no_weights_and_has_the_same_ones_when_it_wakes(
+    replica: Replica,
+) -> None:
+    for _ in range(2):
+        weights = await asleep(replica)
+        assert is_given_back(replica.device)
+        await replica.worker.wake()
+        assert torch.equal(replica.device.model.weight, weights)
+        assert answer(replica.ask((5,))) == [(5.0,)]
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2])
+async def test_pings_of_a_model_that_sleeps_are_answered_without_a_probe(
+    device: GatedDevice, num_lanes: int
+) -> None:
+    device.num_lanes = num_lanes
+    replica = Replica(device)
+    await asleep(replica)
+    replica.worker.ping().result(DEADLINE_S)
+    assert device.batches == []
+    await replica.worker.wake()
+    replica.worker.ping().result(DEADLINE_S)
+    assert device.batches == [((0,),)]
+    replica.end()
+
+
+async def test_a_model_falls_asleep_once_its_micro_batch_has_run(replica: Replica) -> None:
+    with replica.is_busy() as job:
+        sleeping = asyncio.ensure_future(replica.worker.sleep())
+        # The worker's thread looks whether a lane works, and waits.
+        await until(lambda: replica.worker._lanes._freed._waiters)  # type: ignore[attr-defined]
+        assert not is_given_back(replica.device)
+    assert await sleeping
+    assert answer(job) == [(1.0,)]
+    assert is_given_back(replica.device)
+    await replica.worker.wake()
+
+
+async def test_a_model_whose_micro_batch_hangs_does_not_sleep(replica: Replica) -> None:
+    replica.device.max_batch_s = 0.001
+    with replica.is_busy():
+        assert not await replica.worker.sleep()
+        assert not is_given_back(replica.device)
+    replica.device.max_batch_s = 1e9
+
+
+async def test_a_model_whose_weights_can_not_be_written_stays_awake(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", failing(OSError("the disk is full")))
+    assert not await replica.worker.sleep()
+    assert "the model can't sleep: its weights can't be written: the disk is full" in caplog.text
+    assert answer(replica.ask((5,))) == [(5.0,)]
+
+
+async def test_a_model_that_can_not_wake_ends_the_worker_with_the_reason(
+    replica: Replica,
+) -> None:
+    await asleep(replica)
+    file = replica.worker._weights._file
+    assert file is not None
+    os.ftruncate(file.fileno(), 0)
+    with pytest.raises(ReplicaUnavailableError, match="could not be woken: the file of the weig"):
+        await replica.worker.wake()
+    assert not replica.worker.is_alive
+    assert isinstance(replica.worker.failure, OSError)
+    for change in (replica.worker.sleep, replica.worker.wake):
+        with pytest.raises(ReplicaUnavailableError, match="worker has ended"):
+            await change()
 
 
 class LatePinger(DeviceWorker):

@@ -97,7 +97,7 @@ class OnMeta:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.varlen = FakeVarlen(monkeypatch, device="meta", module=packed_attention)
         pooling = packed(roberta())
-        self.model: Any = pooling._model
+        self.model: Any = pooling.model
         torch.nn.Module.to(self.model, META, torch.bfloat16)
         self.pooling = PoolingModel(self.model, "packed", pooling.probe)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from tests.faults.served.answer import assert_equal, read
 from tests.faults.served.devices import shown
@@ -13,9 +14,15 @@ from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import DEADLINE_S, Replicas, reached
 from tests.faults.served.sizes import MODEL_SECTION
-from tests.ray.serve_run import Server
+from tests.ray.serve_run import ROOT, Server
 
 MODEL = f"/v1/models/{MODEL_SECTION}"
+SEARCH = "pydoc-search"
+EMBEDDED = {
+    "model": SEARCH,
+    "input": ["join two paths", "start a thread " * 20, "x"],
+    "encoding_format": "base64",
+}
 AFTER_S = 0.5
 BODY = about("os.path.join", 60, **SEEDED)
 
@@ -41,29 +48,50 @@ async def act(client: httpx.AsyncClient, action: str) -> None:
     assert answer.is_success, answer.text
 
 
-async def light_sleep(client: httpx.AsyncClient) -> dict[str, Any]:
-    """Return what `/v1/devices` shows of the only replica's sleep."""
-    (replica,) = (await shown(client)).replicas
+@pytest.fixture
+async def searching(client: httpx.AsyncClient, server: Server, deployed: Deployed) -> None:
+    """Serve a model that embeds and sleeps lightly as soon as it is not used, too."""
+    shipped = yaml.safe_load((ROOT / "serve_config.yaml").read_text())["applications"][0]
+    (entry,) = (each for each in shipped["args"]["models"] if each["id"] == SEARCH)
+    deployed.models.append(entry | {"light_sleep_after_s": AFTER_S})
+    deployed.application["deployments"].append({"name": SEARCH, "num_replicas": 1})
+    await deployed.apply()
+    await deployed.settled()
+    await reached(server.is_ready)
+
+
+async def embeddings(client: httpx.AsyncClient) -> list[str]:
+    """Return the vectors of some texts, to the last bit."""
+    answer = await client.post("/v1/embeddings", json=EMBEDDED)
+    assert answer.status_code == 200, answer.text
+    return [each["embedding"] for each in answer.json()["data"]]
+
+
+async def light_sleep(client: httpx.AsyncClient, model_id: str = MODEL_SECTION) -> dict[str, Any]:
+    """Return what `/v1/devices` shows of the sleep of a model's only replica."""
+    (replica,) = (await shown(client, model_id)).replicas
     found: dict[str, Any] = replica["light_sleep"]
     return found
 
 
-async def in_state(client: httpx.AsyncClient, state: str, num_sleeps: int) -> dict[str, Any]:
+async def in_state(
+    client: httpx.AsyncClient, state: str, num_sleeps: int, model_id: str = MODEL_SECTION
+) -> dict[str, Any]:
     """Wait until the replica is in a state, and has fallen asleep at least as often."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
-            found = await light_sleep(client)
+            found = await light_sleep(client, model_id)
             if found["state"] == state and found["num_sleeps"] >= num_sleeps:
                 return found
             await asyncio.sleep(0.05)
 
 
-async def told_asleep(client: httpx.AsyncClient) -> None:
-    """Wait until the list of models calls the only one asleep, as what operators see does."""
+async def told_asleep(client: httpx.AsyncClient, model_id: str = MODEL_SECTION) -> None:
+    """Wait until the list of models calls one asleep, as what operators see does."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
-            (listed,) = (await client.get("/v1/models")).json()["data"]
-            if listed["state"] == (await shown(client)).model["state"] == "asleep":
+            listed = (await client.get(f"/v1/models/{model_id}")).json()
+            if listed["state"] == (await shown(client, model_id)).model["state"] == "asleep":
                 return
             await asyncio.sleep(0.05)
 
@@ -96,3 +124,24 @@ async def test_a_model_sleeps_lightly_and_wakes_in_the_same_process_and_a_pin_ke
     await in_state(client, "asleep", pinned["num_sleeps"] + 1)
     assert replicas.alive == (await shown(client)).processes == [process]
     assert replicas.broken == []
+
+
+@pytest.mark.usefixtures("searching")
+async def test_a_model_that_embeds_sleeps_through_probes_and_wakes_for_requests(
+    client: httpx.AsyncClient,
+) -> None:
+    before = await embeddings(client)
+    processes = (await shown(client, SEARCH)).processes
+    asleep = await in_state(client, "asleep", 1, SEARCH)
+    await told_asleep(client, SEARCH)
+    for path in ("/ready", "/health", "/v1/models", f"/v1/models/{SEARCH}", "/metrics"):
+        assert (await client.get(path)).status_code == 200, path
+    assert await light_sleep(client, SEARCH) == asleep
+
+    after = await asyncio.gather(*(embeddings(client) for _ in range(8)))
+    assert after == [before] * len(after)
+    asleep = await in_state(client, "asleep", asleep["num_sleeps"] + 1, SEARCH)
+    assert asleep["last_wake_s"] is not None
+    assert (await client.post(f"/v1/models/{SEARCH}/wake")).is_success
+    await in_state(client, "asleep", asleep["num_sleeps"] + 1, SEARCH)
+    assert (await shown(client, SEARCH)).processes == processes

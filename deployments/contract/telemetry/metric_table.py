@@ -184,6 +184,9 @@ ANY_REPLICA: Final = (
     MEMORY_WARNINGS,
     LONGEST_WAIT,
     SERVICE_GAP,
+    ASLEEP,
+    ASLEEP_MEMORY,
+    WAKE_TIME,
 )
 """The metrics that every replica has, whatever its model does."""
 
@@ -198,9 +201,6 @@ GENERATOR: Final = (
     PREFIX_QUERIES,
     PREFIX_HITS,
     PREEMPTIONS,
-    ASLEEP,
-    ASLEEP_MEMORY,
-    WAKE_TIME,
     SUCCESSES,
     TTFT,
     ITL,

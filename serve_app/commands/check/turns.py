@@ -136,7 +136,12 @@ def _light_advice(model: ModelConfig, section: Mapping[str, Any]) -> Iterator[st
         model: Its entry.
         section: Its section of `deployments:`.
     """
-    if model.light_sleep_after_s is None:
+    if model.task != "generate":
+        yield (
+            "has no streams that could be parked: take it out of the group, or the group out of "
+            "`light`, so that swaps end and start processes"
+        )
+    elif model.light_sleep_after_s is None:
         yield (
             "sleeps lightly while another model has the turn: write `light_sleep_after_s: 60` in "
             "its entry, or take the group out of `light`"

@@ -29,9 +29,6 @@ GENERATOR_NAMES = {
     "vllm_request_success_total",
     "raystream_replica_start_time_seconds",
     "raystream_requests_waiting",
-    "raystream_replica_asleep",
-    "raystream_replica_asleep_memory_bytes",
-    "raystream_replica_last_wake_seconds",
 }
 """What dashboards ask for; see docs/metrics.md before changing one."""
 
@@ -42,6 +39,9 @@ ANY_NAMES = {
     "raystream_device_memory_used_bytes",
     "raystream_device_memory_total_bytes",
     "raystream_memory_warnings_total",
+    "raystream_replica_asleep",
+    "raystream_replica_asleep_memory_bytes",
+    "raystream_replica_last_wake_seconds",
 }
 
 POOLER_NAMES = {

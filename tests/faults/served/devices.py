@@ -1,4 +1,4 @@
-"""`/v1/devices` of a server with one model."""
+"""What `/v1/devices` shows of a model."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,9 +27,8 @@ class Shown:
         return sum(replica["work"][name] for replica in self.replicas)
 
 
-async def shown(client: httpx.AsyncClient) -> Shown:
+async def shown(client: httpx.AsyncClient, model_id: str = "pydoc-chat") -> Shown:
     answer = await client.get("/v1/devices")
     assert answer.status_code == 200, answer.text
-    (model,) = answer.json()["data"]
-    assert model["id"] == "pydoc-chat"
+    (model,) = (each for each in answer.json()["data"] if each["id"] == model_id)
     return Shown(model)

@@ -147,6 +147,18 @@ def test_what_a_light_group_lacks_is_said_with_how_to_mend_it(
     assert problem.startswith(f"{KWARGS}{message}")
 
 
+def test_a_light_group_takes_only_models_that_generate() -> None:
+    document = file_with(groups={"cpu": BOTH}, light=["cpu"])
+    for entry in document["applications"][0]["args"]["models"]:
+        entry["light_sleep_after_s"] = 60
+    found = [each for each in find_problems(yaml.safe_dump(document)) if "max_replicas" not in each]
+    assert found == [
+        f"{KWARGS}.light: 'pydoc-detector', of the group 'cpu', has no streams that could be "
+        "parked: take it out of the group, or the group out of `light`, so that swaps end and "
+        "start processes"
+    ]
+
+
 def test_the_builder_refuses_a_light_group_that_lacks_something_too() -> None:
     application = light_file(["cpu"], max_surge_percent=50)["applications"][0]
     config = AppConfig.model_validate(application["args"])

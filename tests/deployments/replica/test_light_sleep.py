@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from deployments.contract.errors import ReplicaUnavailableError
-from deployments.generator import light_sleep
-from deployments.generator.light_sleep import LightSleeper, TurnEnd
 from deployments.plan.replica_report import LightSleep, SleepState
+from deployments.replica import light_sleep
+from deployments.replica.light_sleep import LightSleeper, TurnEnd
 from tests.deadline import until
 
 pytestmark = pytest.mark.in_time

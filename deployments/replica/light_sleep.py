@@ -1,9 +1,9 @@
 """Puts an engine to sleep when nobody uses it, and wakes it for the next request.
 
-A light sleep keeps the process: its imports, tokenizer and compiled steps. `TextEngine.sleep` gives
-back the memory of weights, keys and values. Requests that come meanwhile wait for one wake, each as
-long as it likes: one that is cancelled leaves the others, and the wake goes on. It runs only on the
-replica's event loop and needs no lock.
+A light sleep keeps the process: its imports, tokenizer and compiled steps. The engine gives back
+the memory of weights, keys and values (`TextEngine.sleep`, `PoolingWorker.sleep`). Requests that
+come meanwhile wait for one wake, each as long as it likes: one that is cancelled leaves the others,
+and the wake goes on. It runs only on the replica's event loop and needs no lock.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ NOTICE_INTERVAL_S: Final = 2.0
 
 
 class Sleeper(Protocol):
-    """An engine that can sleep; see `TextEngine`."""
+    """An engine that can sleep; see `TextEngine` and `PoolingWorker`."""
 
     async def sleep(self) -> bool:
         """Give memory back, and return whether it has."""
@@ -183,6 +183,15 @@ class LightSleeper:
             else:
                 yield time.monotonic() - began_s
         use.is_inside = True
+
+    async def awake(self, use: Use) -> None:
+        """Wake the engine, unless it is awake, and return once it is; see `waking`.
+
+        Raises:
+            RaystreamError: It can't be woken, and why.
+        """
+        async for _ in self.waking(use):
+            pass
 
     def watch(self) -> None:
         """Begin to wait for the time to sleep, unless the engine is in use, or that has begun."""

@@ -1,0 +1,227 @@
+"""A replica that classifies or embeds, and sleeps lightly: its layers are worth giving back."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from mmap import PAGESIZE
+from pathlib import Path
+
+import pytest
+import torch
+from ray import serve
+
+from deployments.contract.errors import RaystreamError, ReplicaUnavailableError
+from deployments.contract.generation import Started
+from deployments.contract.pooling import Pooled, PoolingRequest
+from deployments.contract.unsupported_model import UnsupportedModelError
+from deployments.plan.replica_report import ReplicaState, SleepState
+from deployments.pooling.text_encoder import EncodedTexts
+from deployments.text_pooler import TextPooler
+from tests.deadline import until
+from tests.deployments.tiny_folder import spec
+from tests.failing import failing
+from tests.pooling.tiny_classifiers import roberta
+from tests.pooling.tiny_embedders import bert, save_embedder
+from tests.pooling.tiny_folder import save_classifier
+
+TASKS = ("classify", "embed")
+TEXTS = ("short", "much longer than the other ones " * 3, "", "short")
+WIDE = {"hidden_size": 128, "intermediate_size": 512}
+"""With these, weights are larger than what stays."""
+
+pytestmark = pytest.mark.in_time
+
+
+class Replica(TextPooler):
+    """A replica that notes that it would end its process."""
+
+    def __init__(self, folder: Path, task: str) -> None:
+        self.ends = 0
+        made = spec(folder, task=task, light_sleep_after_s=3600)
+        super().__init__(made, end_process=self._note_end)
+
+    @serve.batch
+    async def _encode(self, requests: list[PoolingRequest]) -> list[EncodedTexts | RaystreamError]:
+        """Encode requests: by a queue of its own, since a class's stays with one event loop."""
+        return await self._encode_on_thread(requests)
+
+    def _note_end(self) -> None:
+        self.ends += 1
+
+    async def fall_asleep(self) -> None:
+        """Sleep as after an hour without a request."""
+        await until(lambda: not self._sleeper._users and self._sleeper._change is None)
+        self._sleeper._look()
+        await until(lambda: self._sleeper._change is None)
+        assert self._sleeper.state is SleepState.ASLEEP
+
+    async def rows(self, *texts: str) -> list[bytes]:
+        """Return the numbers that answer texts."""
+        found = await self.pool(PoolingRequest("r", texts))
+        assert isinstance(found, Pooled)
+        return [each.row for each in found.texts]
+
+    @property
+    def is_given_back(self) -> bool:
+        """Whether the whole pages of the weights are empty."""
+        weights = self._device_worker._weights
+        pages = [each.content[PAGESIZE:-PAGESIZE] for each in weights._weights]
+        assert pages
+        return weights.is_given_back and not any(map(any, pages))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    classify, embed = (tmp_path_factory.mktemp(task) for task in TASKS)
+    return {
+        "classify": save_classifier(classify, roberta(**WIDE)),
+        "embed": save_embedder(embed, partial(bert, **WIDE), dense=[(128, 512, torch.nn.Tanh())]),
+    }
+
+
+# Replicas end while there is an event loop: their sockets are closed there.
+@pytest.fixture(scope="module", params=TASKS)
+async def shared(
+    folders: dict[str, Path], request: pytest.FixtureRequest
+) -> AsyncIterator[Replica]:
+    made = Replica(folders[request.param], request.param)
+    yield made
+    made.__del__()
+
+
+@pytest.fixture
+async def own(folders: dict[str, Path]) -> AsyncIterator[Replica]:
+    made = Replica(folders["classify"], "classify")
+    yield made
+    made.__del__()
+
+
+async def test_answers_are_the_same_before_and_after(shared: Replica) -> None:
+    before = await shared.rows(*TEXTS)
+    for number in (1, 2):
+        await shared.fall_asleep()
+        assert shared.is_given_back
+        report = (await shared.inspect()).light_sleep
+        assert report is not None
+        assert report.state is SleepState.ASLEEP
+        assert report.num_sleeps >= number
+        assert (await shared.record_autoscaling_stats())["awake"] == 0
+        assert await shared.rows(*TEXTS) == before
+        assert not shared.is_given_back
+        assert (await shared.record_autoscaling_stats())["awake"] == 1
+
+
+async def test_many_wait_for_one_wake_and_one_of_them_may_leave(shared: Replica) -> None:
+    expected = await shared.rows("a text")
+    await shared.fall_asleep()
+    leaving = asyncio.ensure_future(shared.rows("leaves"))
+    staying = [asyncio.ensure_future(shared.rows("a text")) for _ in range(3)]
+    await until(lambda: shared._sleeper.state is not SleepState.ASLEEP)
+    leaving.cancel()
+    assert await asyncio.gather(*staying) == [expected] * 3
+    await asyncio.wait([leaving])
+    await until(lambda: not shared._sleeper._users)
+    assert (shared._queue.num_waiting, shared._queue.num_running) == (0, 0)
+
+
+async def test_probes_find_it_healthy_and_leave_it_asleep(shared: Replica) -> None:
+    await shared.fall_asleep()
+    await shared.check_health()
+    await shared.ping()
+    report = await shared.inspect()
+    assert report.state is ReplicaState.HEALTHY
+    assert shared._sleeper.state is SleepState.ASLEEP
+    assert shared.is_given_back
+    metrics = (await shared.read_metrics()).series
+    assert metrics["raystream_replica_asleep"] == ((("tiny",), (1,)),)
+
+
+async def test_probes_do_not_wait_for_a_change(
+    shared: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_wake, wake = asyncio.Event(), shared._worker.wake
+
+    async def wake_later() -> None:
+        await may_wake.wait()
+        await wake()
+
+    await shared.fall_asleep()
+    monkeypatch.setattr(shared._worker, "wake", wake_later)
+    asked = asyncio.ensure_future(shared.rows("a text"))
+    await until(lambda: shared._sleeper.state is SleepState.WAKING)
+    await shared.check_health()
+    await shared.ping()
+    assert not asked.done()
+    may_wake.set()
+    await asked
+
+
+async def test_an_operator_wakes_it(shared: Replica) -> None:
+    await shared.fall_asleep()
+    await shared.wake()
+    assert shared._sleeper.state is SleepState.AWAKE
+    assert not shared.is_given_back
+
+
+async def test_a_suspect_wakes_it_before_its_turn_comes(shared: Replica) -> None:
+    expected = await shared.rows("a text")
+    await shared.fall_asleep()
+    suspect = PoolingRequest("s", ("a text",), num_deaths=1)
+    events = aiter(shared.pool_suspect(suspect))
+    (started,) = await anext(events)
+    assert isinstance(started, Started)
+    assert shared._sleeper.state is SleepState.AWAKE
+    shared._channels.go_aheads.give(started.number)
+    (answer,) = await anext(events)
+    assert isinstance(answer, Pooled)
+    assert [each.row for each in answer.texts] == expected
+
+
+async def test_it_ends_at_once_while_it_sleeps(own: Replica) -> None:
+    await own.fall_asleep()
+    own.__del__()
+    assert not own._worker.is_alive
+    with pytest.raises(ReplicaUnavailableError):
+        await own._worker.wake()
+
+
+async def test_it_stays_awake_if_its_weights_can_not_be_written(
+    own: Replica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", failing(OSError("the disk is full")))
+    before = await own.rows(*TEXTS)
+    own._sleeper._look()
+    await until(lambda: own._sleeper._change is None)
+    assert own._sleeper.state is SleepState.AWAKE
+    assert "can't be written: the disk is full" in caplog.text
+    assert await own.rows(*TEXTS) == before
+
+
+async def test_a_replica_that_can_not_wake_says_why_and_is_replaced(
+    own: Replica, caplog: pytest.LogCaptureFixture
+) -> None:
+    await own.fall_asleep()
+    file = own._device_worker._weights._file
+    assert file is not None
+    os.ftruncate(file.fileno(), 0)
+    results = await asyncio.gather(*[own.rows("a") for _ in range(3)], return_exceptions=True)
+    assert {str(each) for each in results} == {
+        "The model could not be woken: the file of the weights has ended too early"
+    }
+    await until(lambda: not own._worker.is_alive)
+    with pytest.raises(ReplicaUnavailableError):
+        await own.check_health()
+    assert own.ends == 1
+    assert "can't go on and is replaced: " in caplog.text
+    assert "(OSError: the file of the weights has ended too early)" in caplog.text
+
+
+def test_a_gpu_is_refused(folders: dict[str, Path]) -> None:
+    lightly = spec(folders["embed"], task="embed", light_sleep_after_s=1)
+    made = TextPooler.__new__(TextPooler)
+    made._spec = replace(lightly)
+    made._device = type("Gpu", (), {"torch_device": torch.device("cuda")})()
+    with pytest.raises(UnsupportedModelError, match="sleeps lightly only on a CPU"):
+        made._open_worker()
