@@ -65,6 +65,12 @@ def fetch(tensor: torch.Tensor) -> Fetched:
     return fetched
 
 
+def wait_for(device: torch.device) -> None:
+    """Return once a GPU has done all work that was launched, on whatever stream."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def take_rows(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """Return a copy of some rows of [n, ...]; indexing with a list would wait for the device."""
     return tensor.index_select(0, to_device(rows, tensor.device, torch.int64))

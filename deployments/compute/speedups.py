@@ -25,9 +25,11 @@ from deployments.compute.cpu.linear.quantization import check_quantization, quan
 from deployments.compute.cpu.linear.stored_weights import StoredWeights
 from deployments.compute.device_errors import is_fatal, is_out_of_memory
 from deployments.compute.fusion.fuse import fuse
+from deployments.compute.gpu.device_memory import DeviceMemory, DeviceWeights
 from deployments.plan.processor import features, has_bfloat16
 
 __all__ = (
+    "DeviceMemory",
     "KVRows",
     "Store",
     "StoredWeights",
@@ -40,6 +42,7 @@ __all__ = (
     "has_kernels",
     "is_single_row_exact",
     "num_weight_bytes",
+    "open_weights",
     "pack_weights",
     "releasing_gil",
     "use_kernels",
@@ -148,6 +151,16 @@ def pack_weights(model: torch.nn.Module, quantization: str | None = None) -> Non
     if was_tied:
         look_up_in_head(model)
     leave_file(model)
+
+
+def open_weights(model: torch.nn.Module, device: torch.device) -> StoredWeights | DeviceWeights:
+    """Return what gives the memory of a model's weights back, and fills it again.
+
+    Args:
+        model: As it will run: packed on a CPU, and on its device.
+        device: The device.
+    """
+    return StoredWeights(model) if has_kernels(device) else DeviceWeights(model, device)
 
 
 def describe_kernels() -> Iterator[tuple[str, str]]:

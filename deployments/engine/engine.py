@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from deployments.compute.device_errors import is_out_of_memory
+from deployments.compute.device_errors import is_fatal, is_out_of_memory, release_cache
 from deployments.compute.host_memory import trim_freed_memory
 from deployments.compute.sdpa import disable_cudnn_attention
 from deployments.compute.speedups import (
-    StoredWeights,
     can_attend_rows,
     find_store,
     has_kernels,
+    open_weights,
 )
 from deployments.compute.token_budget import TokenBudget
 from deployments.compute.work_watch import max_work_s
@@ -146,7 +146,7 @@ class Engine:
         self._num_cached_tokens = 0
         self._num_preempted = 0
         self._num_resumed = 0
-        self._weights = StoredWeights(model)
+        self._weights = open_weights(model, model.device)
 
     @property
     def kv_bytes(self) -> int:
@@ -287,15 +287,26 @@ class Engine:
         """Whether the weights' memory is given back; then no step can run."""
         return self._weights.is_given_back
 
-    def sleep(self) -> bool:
-        """Give back the memory of weights, keys and values, on a CPU; all else stays as it is.
+    @property
+    def sleep_level(self) -> int | None:
+        """Where the weights are while it sleeps: 1 in pinned host memory, 2 in a file.
 
-        Retained prefixes are dropped. Tensors keep their addresses, so the traced pass and the
-        captured steps stay, too.
+        None if that is not decided yet.
+        """
+        return self._weights.level
+
+    def sleep(self) -> bool:
+        """Give back the memory of weights, keys and values; all else stays as it is.
+
+        Retained prefixes are dropped. The traced pass stays, and on a CPU, where tensors keep their
+        addresses, so do the captured steps. On a GPU they are dropped, too.
 
         Returns:
-            Whether it sleeps now: not while there is work, nor if the weights can't be written to a
-            disk.
+            Whether it sleeps now: not while there is work, nor if the weights find room neither in
+            host memory nor on a disk.
+
+        Raises:
+            RuntimeError: The device is lost; the engine must not be used any more.
         """
         if self.has_work:
             return False
@@ -303,20 +314,33 @@ class Engine:
             try:
                 self._weights.give_back()
             except (OSError, RuntimeError) as error:
+                if is_fatal(error):
+                    raise
                 logger.warning("the model can't sleep: its weights can't be written: %s", error)
                 return False
             self._scheduler.table.drop_retained()
+            if not self._weights.keeps_addresses:
+                self._runner.drop_captured()
             self._kv.give_back_all()
             trim_freed_memory()
+            release_cache(self._model.device)
         return True
 
     def wake(self) -> None:
         """Fill the weights' memory again; do nothing if the engine is awake.
 
+        On a GPU, steps that were captured at the start are captured again.
+
         Raises:
             OSError: They can't be read; the engine must not be used any more.
+            RuntimeError: The device has no room, or is lost; the same.
         """
+        if not self.is_asleep:
+            return
         self._weights.fill()
+        self._kv.take_back()
+        if not self._weights.keeps_addresses:
+            self._runner.prepare()
 
     def _schedule(self) -> StepPlan:
         """Decide what runs, and prepare the KV memory for it."""

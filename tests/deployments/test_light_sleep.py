@@ -14,6 +14,7 @@ import pytest
 from ray import serve
 
 from deployments import generator_replica
+from deployments.compute.speedups import StoredWeights
 from deployments.contract.errors import RaystreamError
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.messages import ChatMessage, TextPart
@@ -102,6 +103,7 @@ async def test_answers_are_the_same_before_and_after(shared: Replica) -> None:
         assert report.state is SleepState.ASLEEP
         assert report.num_sleeps >= number
         engine = shared._engine._placed.engine
+        assert isinstance(engine._weights, StoredWeights)
         inner = [each.content[PAGESIZE:-PAGESIZE] for each in engine._weights._weights]
         assert inner
         assert not any(map(any, inner))
@@ -309,9 +311,10 @@ async def test_it_stays_awake_if_its_weights_can_not_be_written(
 
 async def test_a_replica_that_can_not_wake_says_why_and_is_replaced(own: Replica) -> None:
     await own.fall_asleep()
-    file = own._engine._placed.engine._weights._file
-    assert file is not None
-    os.ftruncate(file.fileno(), 0)
+    weights = own._engine._placed.engine._weights
+    assert isinstance(weights, StoredWeights)
+    assert weights._file is not None
+    os.ftruncate(weights._file.fileno(), 0)
     requests = [read(own, request(f"r{i}")) for i in range(3)]
     results = await asyncio.gather(*requests, return_exceptions=True)
     assert {str(each) for each in results} == {

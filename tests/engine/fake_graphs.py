@@ -2,18 +2,23 @@
 
 As with a CUDA graph, a replay runs no Python of the run: tensors from outside keep their memory,
 and numbers keep their values. What a capture forbids raises: reading a tensor's contents, and
-copying data from the host.
+copying data from the host. So does the replay of a graph whose tensors have lost the memory that
+they had at the capture, even if they have memory again.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 FORBIDDEN = frozenset({"_local_scalar_dense", "lift_fresh", "nonzero", "masked_select", "equal"})
 """Operators that wait for the device, or copy from pageable host memory."""
+
+releases: Counter[int] = Counter()
+"""How often each storage has lost its memory, by the address of the storage; see `FakeCard`."""
 
 
 class FakeGraph(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
@@ -22,6 +27,8 @@ class FakeGraph(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch lea
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as above
         self.num_replays = 0
+        self.num_stale_replays = 0  # on memory that was given back
+        self._storages: dict[int, tuple[torch.UntypedStorage, int]] = {}
         self._operations: list[tuple[Any, Any, Any, Any]] = []
 
     def __torch_dispatch__(
@@ -34,12 +41,19 @@ class FakeGraph(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch lea
         name = func.overloadpacket.__name__
         if name in FORBIDDEN:
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        for each in tree_leaves((args, kwargs)):
+            if isinstance(each, torch.Tensor) and each.layout is torch.strided:
+                storage = each.untyped_storage()
+                self._storages[storage._cdata] = storage, releases[storage._cdata]
         result = func(*args, **(kwargs or {}))
         self._operations.append((func, args, kwargs or {}, result))
         return result
 
     def replay(self) -> None:
         self.num_replays += 1
+        if any(releases[at] > number for at, (_, number) in self._storages.items()):
+            self.num_stale_replays += 1
+            raise RuntimeError("an illegal memory access was encountered")
         made: dict[int, Any] = {}
 
         def current(value: Any) -> Any:
@@ -65,6 +79,10 @@ class FakeCapturer:
     @property
     def num_replays(self) -> int:
         return sum(graph.num_replays for graph in self.graphs)
+
+    @property
+    def num_stale_replays(self) -> int:
+        return sum(graph.num_stale_replays for graph in self.graphs)
 
     @property
     def free_bytes(self) -> int:

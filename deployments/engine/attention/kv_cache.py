@@ -9,8 +9,9 @@ never wraps either: the scheduler moves a sequence that outgrows its extent.
 Copies allocate nothing. They happen between two steps, where running out of memory could not be
 blamed on any sequence, and often right after a step that did run out of memory.
 
-On a GPU the reserved memory is allocated. On a CPU it takes memory only where tokens were written,
-and blocks that no sequence holds can give it back (`give_back`).
+On a GPU the reserved memory is allocated, and can only be given back as a whole (`give_back_all`).
+On a CPU it takes memory only where tokens were written, and blocks that no sequence holds can give
+it back (`give_back`).
 
 Nothing is ever cleaned, so a block may hold another sequence's tokens, and NaN among them. No mask
 hides a NaN: a sequence reads only tokens that it has written itself or was given by a copy.
@@ -24,7 +25,7 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 from deployments.compute.host_memory import ReservedMemory
-from deployments.compute.speedups import Store
+from deployments.compute.speedups import DeviceMemory, Store
 from deployments.plan.kv_layout import Extent, KVCopy, KVLayout, layers_by_capacity
 from deployments.plan.model_shape import kv_heads_of, windows_of
 
@@ -75,6 +76,11 @@ class KVShape:
         """Return the bytes of one token in all layers of each group."""
         layers = layers_by_capacity(self.windows, max_model_len)
         return tuple(number * self.bytes_per_layer_token for number in layers.values())
+
+
+def comes_with_writes(device: torch.device) -> bool:
+    """Return whether memory of a device is taken page by page, by the first write to each."""
+    return device.type == "cpu"
 
 
 class KVCache:
@@ -137,12 +143,13 @@ class KVCache:
         # Sequences are moved when memory is short, so a move must not allocate.
         held = size_of(min(MOVED_AT_ONCE, max(self.capacities)))
         self._reserved: ReservedMemory | None = None
-        if device.type == "cpu":
+        if comes_with_writes(device):
             all_sizes = (held, *sizes, *sizes)
             num_bytes = sum(ReservedMemory.size_of(size, shape.dtype) for size in all_sizes)
             self._reserved = ReservedMemory(num_bytes)
         self._held, *both = map(self._allocate, (held, *sizes, *sizes))
         self.keys, self.values = both[: len(sizes)], both[len(sizes) :]
+        self._memory = DeviceMemory(self._tensors, device)
 
     def _allocate(self, size: tuple[int, int, int]) -> torch.Tensor:
         if self._reserved is not None:
@@ -155,9 +162,30 @@ class KVCache:
         return self._reserved is not None
 
     def give_back_all(self) -> None:
-        """Give the memory of all blocks back, where that is possible; no sequence holds one."""
+        """Give the memory of all blocks back; no sequence holds one until `take_back`.
+
+        On a GPU, captured graphs that read or write blocks must not be replayed any more.
+        """
         if self._reserved is not None:
             self._reserved.give_back_all()
+        else:
+            self._memory.give_back()
+
+    @torch.inference_mode()
+    def take_back(self) -> None:
+        """Reserve all blocks again, as zeros, after `give_back_all`.
+
+        Raises:
+            torch.OutOfMemoryError: The GPU has no room.
+        """
+        if self._reserved is None:
+            self._memory.take_back()
+            for each in self._tensors:
+                each.zero_()
+
+    @property
+    def _tensors(self) -> tuple[torch.Tensor, ...]:
+        return (self._held, *self.keys, *self.values)
 
     @property
     def num_groups(self) -> int:

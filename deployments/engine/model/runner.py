@@ -138,6 +138,10 @@ class ModelRunner:
         self._forward = trace(self._model, self._kv, has_kernels=self._has_kernels)
         if self._replay is None and isinstance(self._forward, TracedForward):
             self._replay = self._forward.open_replay(self._kv, self._most_rows)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Prepare the decode steps that first steps would wait for."""
         if self._replay is not None:
             self._replay.prepare(self._least_rows, self._most_rows)
 

@@ -128,8 +128,8 @@ class CudaDecodeReplay:
 
     @torch.inference_mode()
     def prepare(self, least: int, most: int) -> None:
-        """Capture all sizes if rows read by length; see `report`."""
-        if not self._kv.reads_by_length:
+        """Capture all sizes if rows read by length, unless captures have failed; see `report`."""
+        if not self._kv.reads_by_length or self._capturer is None:
             return
         started, free_bytes, num_bytes = self._clock(), 0, 0
         for size in self._sizes:

@@ -7,36 +7,17 @@ Until other programs need the memory, the system keeps the file there.
 """
 
 import ctypes
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, Final
-from weakref import finalize
+from typing import Final
 
 import torch
 
 from deployments.compute.host_memory import give_back_pages
-from deployments.plan.cache_folder import cache_folder
+from deployments.plan.cache_folder import UnnamedFile
 
 MIN_BYTES: Final = 2**16
 """Smaller tensors stay: they hold few whole pages, and all of them are little beside the rest."""
-
-MAX_CALL_BYTES: Final = 2**30
-"""The most bytes that one call of the system moves; it takes less than 2 GiB."""
-
-MOUNTS: Final = Path("/proc/self/mountinfo")
-"""The file systems that this process sees.
-
-Source: https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html
-"""
-
-IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
-"""File systems whose files take as much memory as they give back."""
-
-Transfer = Callable[[int, memoryview, int], int]
-"""Reads or writes at a place in a file; returns the bytes that it has transferred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +39,16 @@ class WeightMemory:
 
 
 class StoredWeights:
-    """The weights of a model on the CPU, which are in memory or on the disk."""
+    """The weights of a model on the CPU, which are in memory or on the disk.
+
+    Attributes:
+        level: Where they are while the model sleeps: 2, in a file.
+        keeps_addresses: Whether what holds addresses of weights stays valid.
+        is_given_back: Whether they are not in memory.
+    """
+
+    level = 2
+    keeps_addresses = True
 
     def __init__(self, model: torch.nn.Module) -> None:
         """Leave the weights where they are.
@@ -68,7 +58,7 @@ class StoredWeights:
         """
         self._model = model
         self._weights: tuple[WeightMemory, ...] = ()
-        self._file: IO[bytes] | None = None
+        self._file: UnnamedFile | None = None
         self.is_given_back = False
 
     def give_back(self) -> None:
@@ -80,8 +70,9 @@ class StoredWeights:
         """
         if self._file is None:
             weights = weight_memory(self._model)
-            self._file, self._weights = _written(weights), weights
-            finalize(self, self._file.close)
+            file = UnnamedFile(sum(each.num_bytes for each in weights))
+            file.write(each.content for each in weights)
+            self._file, self._weights = file, weights
         for each in self._weights:
             give_back_pages(each.address, each.num_bytes)
         self.is_given_back = True
@@ -94,7 +85,7 @@ class StoredWeights:
         """
         if self.is_given_back:
             assert self._file is not None, "what was given back was written before"
-            _transfer(_read, self._file, self._weights)
+            self._file.read(each.content for each in self._weights)
             self.is_given_back = False
 
 
@@ -117,63 +108,3 @@ def _tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     for module in model.modules():
         held = {**vars(module), **module._parameters, **module._buffers}
         yield from (value for value in held.values() if isinstance(value, torch.Tensor))
-
-
-def _written(weights: tuple[WeightMemory, ...]) -> IO[bytes]:
-    """Return a new file that has the weights, one after the other.
-
-    Raises:
-        OSError: They can't be written, or the folder is in memory.
-    """
-    folder = cache_folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if is_in_memory(folder):
-        raise OSError(
-            f"files of {folder} lie in memory, so they would save none; let XDG_CACHE_HOME name a "
-            "folder on a disk"
-        )
-    file = TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - it stays open
-    try:
-        # A disk that is too small says so before anything is written.
-        os.posix_fallocate(file.fileno(), 0, sum(each.num_bytes for each in weights))
-        _transfer(os.pwrite, file, weights)
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def is_in_memory(folder: Path) -> bool:
-    """Return whether files of a folder lie in memory; False where the system does not say."""
-    device = folder.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        mounts = MOUNTS.read_text(errors="replace").splitlines()
-    except OSError:
-        return False
-    for mount in mounts:
-        where, _, what = mount.partition(" - ")
-        if where.split(" ")[2:3] == [number]:
-            return what.split(" ")[0] in IN_MEMORY
-    return False
-
-
-def _read(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """Read from a place in a file into a buffer."""
-    return os.preadv(descriptor, [buffer], offset)
-
-
-def _transfer(move: Transfer, file: IO[bytes], weights: tuple[WeightMemory, ...]) -> None:
-    """Write all weights to a file, or read them from it.
-
-    Raises:
-        OSError: The file can't be written or read, or it has ended.
-    """
-    offset = 0
-    for each in weights:
-        left = each.content
-        while left:
-            moved = move(file.fileno(), left[:MAX_CALL_BYTES], offset)
-            if not moved:
-                raise OSError("the file of the weights has ended too early")
-            left, offset = left[moved:], offset + moved

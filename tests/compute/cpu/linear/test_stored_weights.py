@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from deployments.compute.cpu.linear import stored_weights
 from deployments.compute.cpu.linear.packed_embedding import MIN_TABLE_BYTES
 from deployments.compute.cpu.linear.quantized_linear import quantization_obstacle
 from deployments.compute.cpu.linear.stored_weights import StoredWeights, weight_memory
 from deployments.engine.model.loader import prepare_model
+from deployments.plan import cache_folder
 
 
 def model(quantization: str | None = None, *, seed: int = 0, **changes: Any) -> PreTrainedModel:
@@ -73,7 +73,7 @@ def test_a_table_that_is_looked_up_in_the_packed_layer_is_there_once() -> None:
 
 
 def test_a_call_that_moves_a_part_is_followed_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_weights, "MAX_CALL_BYTES", 100_003)
+    monkeypatch.setattr(cache_folder, "MAX_CALL_BYTES", 100_003)
     held = model()
     before, weights = contents(held), StoredWeights(held)
     weights.give_back()
@@ -108,10 +108,10 @@ def test_weights_stay_in_memory_if_their_file_would_lie_there(
         "22 27 0:999999 / /proc rw,relatime - proc proc rw\n"
         f"27 1 {os.major(device)}:{os.minor(device)} / / rw shared:1 - {kind} none rw\n"
     )
-    monkeypatch.setattr(stored_weights, "MOUNTS", mounts)
+    monkeypatch.setattr(cache_folder, "MOUNTS", mounts)
     held = model()
     before, weights = contents(held), StoredWeights(held)
-    if kind in stored_weights.IN_MEMORY:
+    if kind in cache_folder.IN_MEMORY:
         with pytest.raises(OSError, match=r"lie in memory.*XDG_CACHE_HOME"):
             weights.give_back()
         assert contents(held) == before
@@ -123,8 +123,8 @@ def test_weights_stay_in_memory_if_their_file_would_lie_there(
 def test_a_system_that_does_not_tell_its_file_systems_is_taken_to_have_disks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_weights, "MOUNTS", tmp_path / "missing")
-    assert not stored_weights.is_in_memory(tmp_path)
+    monkeypatch.setattr(cache_folder, "MOUNTS", tmp_path / "missing")
+    assert not cache_folder.is_in_memory(tmp_path)
 
 
 def test_a_file_that_has_ended_fills_nothing_silently() -> None:
