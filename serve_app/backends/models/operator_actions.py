@@ -28,8 +28,8 @@ class Scaling:
         min_replicas: The least number of replicas; the number itself if Serve does not scale it.
         has_load_policy: Whether `LoadPolicy` does, which reads what operators want.
         is_pinned: Whether an operator has pinned it.
-        pinned_rival: The deployment that is pinned of those that take turns with it; None if none
-            is.
+        pinned_rival: A pinned deployment that takes turns with it, if it doesn't fit on the device
+            beside all that are pinned; None if it does.
     """
 
     min_replicas: int = 1

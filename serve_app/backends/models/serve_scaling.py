@@ -13,6 +13,7 @@ import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
 from ray.serve.context import _get_global_client
 
+from deployments import turns
 from deployments.autoscaling import (
     NAMESPACE,
     LoadPolicy,
@@ -21,8 +22,6 @@ from deployments.autoscaling import (
     read_wishes,
 )
 from deployments.contract.errors import ModelConflictError, RaystreamError, ReplicaUnavailableError
-from deployments.contract.model_spec import deployment_name_of
-from deployments.turns import TurnPolicy
 from serve_app.backends.models.operator_actions import Scaling
 from serve_app.backends.replicas.running_replicas import RunningReplicas
 
@@ -48,7 +47,7 @@ NOT_SCALED: Final = (
 
 LOAD_POLICY: Final = f"{LoadPolicy.__module__}:{LoadPolicy.__name__}"
 
-TURN_POLICY: Final = f"{TurnPolicy.__module__}:{TurnPolicy.__name__}"
+TURN_POLICY: Final = f"{turns.__name__}:{turns.TurnPolicy.__name__}"
 
 
 class ServeScaling:
@@ -107,12 +106,12 @@ class ServeScaling:
         group = group_in(application, deployment)
         wishes = read_wishes(self._application, {deployment, *group})
         pinned = [name for name, wish in wishes.items() if wish.is_pinned]
+        others = [each for each in group if each in pinned and each != deployment]
+        has_room = turns.fit_together(group[each] for each in (deployment, *others) if group)
         return replace(
             scaling_in(application, deployment),
             is_pinned=deployment in pinned,
-            pinned_rival=next(
-                (each for each in group if each in pinned and each != deployment), None
-            ),
+            pinned_rival=None if has_room or not others else others[0],
         )
 
     def _details(self) -> Mapping[str, Any]:
@@ -140,8 +139,10 @@ def scaling_in(application: Mapping[str, Any], deployment: str) -> Scaling:
     return Scaling(scaling.get("min_replicas", 1), policy.get("policy_function") == LOAD_POLICY)
 
 
-def group_in(application: Mapping[str, Any], deployment: str) -> tuple[str, ...]:
-    """Return the deployments that take turns, one of which is this one; none if it takes none.
+def group_in(application: Mapping[str, Any], deployment: str) -> Mapping[str, float]:
+    """Return the deployments that take turns with one, itself among them; none if it takes none.
+
+    Each has the part of the device that it takes.
 
     Args:
         application: What Serve's controller says about the application.
@@ -151,10 +152,10 @@ def group_in(application: Mapping[str, Any], deployment: str) -> tuple[str, ...]
     policy = file.get("autoscaling_policy") or {}
     if policy.get("policy_function") == TURN_POLICY:
         for models in policy["policy_kwargs"]["groups"].values():
-            names = tuple(map(deployment_name_of, models))
-            if deployment in names:
-                return names
-    return ()
+            parts = turns.parts_of(models)
+            if deployment in parts:
+                return parts
+    return {}
 
 
 async def _asked(ask: Callable[[], T], why: str = NOTHING_CHANGED) -> T:

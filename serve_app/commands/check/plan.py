@@ -308,7 +308,7 @@ def plan_models(
         models: The models' entries.
         card: What they run on.
         share: The share of each; None takes that of the entries.
-        turns: Which of them never run together.
+        turns: Which of them take turns.
 
     Raises:
         PlanError: A configuration can't be read, or the shares leave nothing.
@@ -381,19 +381,16 @@ def _held_by_others(
     Args:
         found: The plan of each model by itself.
         cpu: The machine's memory.
-        turns: Which of them take turns: of a group only one holds memory at a time, beside what
-            those that sleep lightly keep.
+        turns: Which of them take turns: of a group only those hold memory that have turns at the
+            same time, beside what those that sleep lightly keep.
     """
     plans = [each for each in found if isinstance(each, ReplicaPlan) and each.device.on_cpu]
     most = {plan.spec.id: plan.most_bytes for plan in plans}
     if sum_at_once(most, turns) > cpu.total_bytes * (1 - HEADROOM):
         most = {plan.spec.id: plan.start_bytes for plan in plans}
-    peers = {id_: {*group} for group in groups_of(turns).values() for id_ in group}
     return {
         id_: sum_at_once(
-            {other: size for other, size in most.items() if other not in peers.get(id_, {id_})},
-            turns,
-            beside=id_,
+            {other: size for other, size in most.items() if other != id_}, turns, beside=id_
         )
         for id_ in most
     }
@@ -418,30 +415,28 @@ def all_fit(found: Sequence[Planned]) -> bool:
     )
 
 
-def groups_of(turns: TurnPolicyConfig | None) -> Mapping[str, Sequence[str]]:
-    """Return the models that take turns, by their groups."""
-    return {} if turns is None else turns.groups
-
-
 def sum_at_once(
     sizes: Mapping[str, int], turns: TurnPolicyConfig | None, beside: str | None = None
 ) -> int:
     """Return the most that models hold at once.
 
-    Of those that take turns it is the largest, and `SLEEPER_BYTES` of each other one that sleeps
-    lightly meanwhile.
+    Of those that take turns it is the largest set that has turns at the same time, and
+    `SLEEPER_BYTES` of each other one that sleeps lightly meanwhile.
 
     Args:
         sizes: The bytes of each model.
         turns: Which take turns.
-        beside: A model that has its turn, and is not counted itself; its group's sleepers are.
+        beside: A model that has its turn, and is not counted itself; what its group holds beside it
+            is.
     """
-    group_of = {id_: name for name, group in groups_of(turns).items() for id_ in group}
-    light = {} if turns is None else turns.light_groups
-    held = sum(size for id_, size in sizes.items() if id_ not in group_of)
-    for name, group in groups_of(turns).items():
-        here = [sizes[id_] for id_ in group if id_ in sizes]
-        num_awake = int(bool(here) or beside in group)
-        num_asleep = (len(group) - num_awake) * (name in light) * num_awake
-        held += max(here, default=0) + num_asleep * SLEEPER_BYTES
+    if turns is None:
+        return sum(sizes.values())
+    members = {id_ for group in turns.groups.values() for id_ in group}
+    held = sum(size for id_, size in sizes.items() if id_ not in members)
+    for name, sets in turns.together.items():
+        group = turns.groups[name]
+        possible = [each for each in sets if beside in each] if beside in group else sets
+        held += max(sum(sizes.get(id_, 0) for id_ in each) for each in possible)
+        if name in turns.light and (beside in group or not sizes.keys().isdisjoint(group)):
+            held += (len(group) - 1) * SLEEPER_BYTES
     return held

@@ -17,10 +17,9 @@ from serve_app.commands.check.plan import (
     MeasuredByVllm,
     Planned,
     Refusal,
-    groups_of,
     sum_at_once,
 )
-from serve_app.commands.check.turns import TurnPolicyConfig
+from serve_app.commands.check.turns import TurnPolicyConfig, told_together
 
 LENGTHS: Final = (1024, 4096, 16_384)
 """Lengths of sequences for which a plan says how many run at once, in tokens."""
@@ -45,15 +44,8 @@ def tell(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig | None = 
     for each in found:
         if isinstance(each, MeasuredByVllm):
             console.print(_told(each), soft_wrap=True)
-    if turns is not None:
-        for name, group in turns.groups.items():
-            swaps = LIGHT_SWAP if name in turns.light_groups else _swaps(found, group)
-            console.print(
-                f"{', '.join(group)} take turns ({name}): one of them runs at a time, for at least "
-                f"{turns.min_turn_s:g} s while another is asked for. {swaps}",
-                soft_wrap=True,
-                markup=False,
-            )
+    for line in () if turns is None else _turns(found, card, turns):
+        console.print(line, soft_wrap=True, markup=False)
     refused = [each for each in found if isinstance(each, Refusal)]
     for each in refused:
         console.print(f"{each.spec.id} does not fit: {each.message}", soft_wrap=True)
@@ -61,6 +53,27 @@ def tell(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig | None = 
         own = [each for each in found if not isinstance(each, MeasuredByVllm)]
         least = sum(_least_bytes(each) for each in own)
         console.print(f"Side by side they need {least / GIB:.1f} GiB at least.", soft_wrap=True)
+
+
+def _turns(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig) -> Iterator[str]:
+    """Yield which models take turns and for how long, and which don't fit as the file says."""
+    for name, sets in turns.together.items():
+        group = turns.groups[name]
+        swaps = LIGHT_SWAP if name in turns.light_groups else _swaps(found, [*group])
+        at_once = told_together(sets) if max(map(len, sets)) > 1 else "one of them"
+        yield (
+            f"{', '.join(group)} take turns ({name}): {at_once} runs at a time, for at least "
+            f"{turns.min_turn_s:g} s while another is asked for. {swaps}"
+        )
+        shares = {each.spec.id: each.spec.num_gpus for each in found}
+        for ids in sets if card.num else ():
+            num_gpus = round(sum(shares.get(id_, 0.0) for id_ in ids), 6)
+            if len(ids) > 1 and num_gpus > card.num:
+                yield (
+                    f"{' and '.join(ids)} have turns at the same time, but reserve "
+                    f"{num_gpus:g} of {card.num} GPUs: raise their parts in the group "
+                    f"{name}, or lower their shares"
+                )
 
 
 def _swaps(found: Sequence[Planned], group: Sequence[str]) -> str:
@@ -112,7 +125,8 @@ def _told(each: MeasuredByVllm) -> str:
 def _together(plans: Sequence[ReplicaPlan], turns: TurnPolicyConfig | None) -> Iterator[str]:
     """Yield what several models on a CPU need together, and what to do if that is too much.
 
-    Of models that take turns, only the largest counts, beside what others keep while they sleep.
+    Of models that take turns, only the largest set that has them at the same time counts, beside
+    what others keep while they sleep.
     """
     if len(plans) < 2:
         return
@@ -174,7 +188,8 @@ def as_json(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig | None
             "models": [
                 _as_dict(each) | {"last_start_s": last_start_s(each.spec)} for each in found
             ],
-            "turns": {name: list(group) for name, group in groups_of(turns).items()},
+            "turns": {} if turns is None else {name: [*ids] for name, ids in turns.groups.items()},
+            "together": {} if turns is None else turns.together,
             "light": [] if turns is None else list(turns.light),
         },
         indent=2,

@@ -31,7 +31,7 @@ from serve_app.commands.check.compose import BUILDER
 from serve_app.commands.check.model_source import KnownFiles
 from serve_app.commands.check.ray_check import MAX_PORT, host_problem
 from serve_app.commands.check.source_files import SourceError
-from serve_app.commands.check.turns import light_groups_in
+from serve_app.commands.check.turns import light_groups_in, turn_notes
 from serve_app.commands.server_environment import HAPROXY, HAPROXY_PORTS, is_free
 from serve_app.config import AppConfig
 from serve_app.gpu_shares import known_shares
@@ -132,6 +132,8 @@ def examine(text: str, depth: Depth, known: KnownFiles | None = None) -> Finding
         has_ours = True
         faults, config, has_ledger = _application_faults(application, path, known or {})
         found.faults += faults
+        if config is not None:
+            found.notes += turn_notes(application, f"{path}.")
         if config is not None and is_right:
             asked.append(
                 asked_by(

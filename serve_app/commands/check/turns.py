@@ -5,31 +5,54 @@ passes them on unread, and raises what is wrong with them in its controller, whe
 So the check and the builder read them first.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, Final
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from deployments.contract.model_spec import ModelConfig
 from deployments.contract.strict_model import StrictModel
-from deployments.turns import MAX_START_S, MIN_TURN_S
+from deployments.turns import MAX_START_S, MIN_TURN_S, fit_together
 from serve_app.config import AppConfig
 
 TURN_POLICY: Final = "deployments.turns:TurnPolicy"
 """The `policy_function` by which models take turns."""
 
-Group = Annotated[tuple[str, ...], Field(min_length=2)]
-"""The ids of models that take turns; at the start the first goes first."""
+
+def _with_parts(group: Any) -> Any:
+    """Return a group as the part of the device that each model takes: a list gives it all of it.
+
+    Raises:
+        ValueError: It is neither, or has a model twice.
+    """
+    if isinstance(group, Mapping):
+        return group
+    is_list = isinstance(group, list | tuple) and all(isinstance(each, str) for each in group)
+    if not is_list:
+        raise ValueError("write a list of ids, or the part of each: {small: 0.3, large: 0.9}")
+    twice = next((each for each in group if group.count(each) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice!r} is twice in it; a model takes turns in one group, once")
+    return dict.fromkeys(group, 1.0)
+
+
+Part = Annotated[float, Field(gt=0, le=1)]
+
+Group = Annotated[dict[str, Part], BeforeValidator(_with_parts), Field(min_length=2)]
+"""The part of the device that each model of a group takes, by its id; at the start the first goes
+first.
+"""
 
 
 class TurnPolicyConfig(StrictModel):
     """The `policy_kwargs` of `TurnPolicy`."""
 
     groups: dict[str, Group] = Field(min_length=1)
-    """By a name of your choice, such as the device's, the ids of models that take turns: of each
-    group only one has replicas at a time, unless the group is `light`. At the start the first goes
-    first.
+    """By a name of your choice, such as the device's, the models that take turns. A list of ids:
+    one of them has replicas at a time, unless the group is `light`. Ids with the part of the device
+    that each takes with all its replicas, such as `{small: 0.4, other: 0.5, large: 0.9}`: those
+    have turns at the same time whose parts sum up to at most 1. At the start the first goes first.
     """
     min_turn_s: float = Field(default=MIN_TURN_S, gt=0, allow_inf_nan=False)
     """The least length of a turn while another model waits and the one that runs has work. More
@@ -50,6 +73,28 @@ class TurnPolicyConfig(StrictModel):
         """The groups of `light`, by their names."""
         return {name: group for name, group in self.groups.items() if name in self.light}
 
+    @property
+    def together(self) -> dict[str, list[tuple[str, ...]]]:
+        """By group, the largest sets of models that have turns at the same time.
+
+        A model that fits beside no other one is a set of its own.
+        """
+        return {name: _largest_sets(parts) for name, parts in self.groups.items()}
+
+
+def _largest_sets(parts: Mapping[str, float]) -> list[tuple[str, ...]]:
+    def do_fit(ids: Iterable[str]) -> bool:
+        return fit_together(parts[each] for each in ids)
+
+    sets: list[tuple[str, ...]] = [()]
+    for id_ in parts:
+        sets += [(*each, id_) for each in sets if do_fit((*each, id_))]
+    return [
+        each
+        for each in sets
+        if not any(do_fit((*each, other)) for other in parts if other not in each)
+    ]
+
 
 def turns_in(application: Mapping[str, Any]) -> TurnPolicyConfig | None:
     """Return what an application of a file says of turns; None if its models take none.
@@ -63,7 +108,7 @@ def turns_in(application: Mapping[str, Any]) -> TurnPolicyConfig | None:
     return TurnPolicyConfig.model_validate(policy.get("policy_kwargs") or {})
 
 
-def light_groups_in(application: Mapping[str, Any]) -> dict[str, Group]:
+def light_groups_in(application: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return the ids of models that sleep lightly between their turns, by their groups.
 
     There are none in an application of which `turn_problems` finds that it is wrong.
@@ -72,7 +117,30 @@ def light_groups_in(application: Mapping[str, Any]) -> dict[str, Group]:
         found = turns_in(application)
     except ValidationError:
         return {}
-    return {} if found is None else found.light_groups
+    light = {} if found is None else found.light_groups
+    return {name: tuple(group) for name, group in light.items()}
+
+
+def told_together(sets: Iterable[Sequence[str]]) -> str:
+    """Return in words which models of a group have turns at the same time."""
+    return ", or ".join(" with ".join(each) for each in sets)
+
+
+def turn_notes(application: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Yield which models have turns at the same time, if some do; each line begins with its path.
+
+    Args:
+        application: The application, as in the file.
+        path: Where it is in the file, with a dot at its end.
+    """
+    try:
+        found = turns_in(application)
+    except ValidationError:  # `turn_problems` says so
+        return
+    for name, sets in {} if found is None else found.together.items():
+        if any(len(each) > 1 for each in sets):
+            where = f"{path}autoscaling_policy.policy_kwargs.groups.{name}"
+            yield f"{where}: models that have turns at the same time: {told_together(sets)}"
 
 
 def turn_problems(
@@ -123,6 +191,11 @@ def _light_problems(
             yield f"{path}: no group is called {name!r}: {hint}"
     models = {model.id: model for model in config.models}
     for name, group in found.light_groups.items():
+        if any(part < 1 for part in group.values()):
+            yield (
+                f"{path}: of the light group {name!r} one model at a time holds memory, so its "
+                "members have no parts: write a list of their ids, or take it out of `light`"
+            )
         for model in (models[id_] for id_ in group if id_ in models):
             section = sections.get(model.deployment_name, {})
             for advice in _light_advice(model, section):
@@ -158,9 +231,7 @@ def _light_advice(model: ModelConfig, section: Mapping[str, Any]) -> Iterator[st
         )
 
 
-def _group_problems(
-    groups: Mapping[str, Sequence[str]], ids: Sequence[str], path: str
-) -> Iterator[str]:
+def _group_problems(groups: Mapping[str, Group], ids: Sequence[str], path: str) -> Iterator[str]:
     home: dict[str, str] = {}
     for name, group in groups.items():
         for id_ in group:
@@ -169,6 +240,6 @@ def _group_problems(
                 hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(ids)}"
                 yield f"{path}.{name}: no model has the id {id_!r}: {hint}"
             elif id_ in home:
-                both = f"twice in {name}" if home[id_] == name else f"in {home[id_]} and in {name}"
+                both = f"in {home[id_]} and in {name}"
                 yield f"{path}.{name}: {id_!r} is {both}; a model takes turns in one group, once"
             home.setdefault(id_, name)

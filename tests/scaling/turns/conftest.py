@@ -1,6 +1,7 @@
 """A server of three models that take turns, with two ingresses; the last one can't be loaded.
 
-Once they end their processes after a turn, and once they keep them and sleep lightly.
+Once they end their processes after a turn, once they keep them and sleep lightly, and once the
+first two have room together.
 """
 
 import asyncio
@@ -8,7 +9,7 @@ import copy
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -24,13 +25,17 @@ from tests.scaling.turns.models import BODIES, DAMAGED, MODELS, SECOND
 
 WEIGHTS = "model.safetensors"
 
+PARTS = dict(zip(MODELS, (0.5, 0.5, 1.0), strict=True))
 
-def turns_config(folder: Path, *, are_light: bool) -> dict[str, Any]:
+Kind = Literal["ends", "light", "together"]
+
+
+def turns_config(folder: Path, kind: Kind) -> dict[str, Any]:
     """Return the scaling tests' configuration with three models that take turns.
 
     Args:
         folder: Gets the folders of the second and the third.
-        are_light: Whether they sleep lightly between their turns.
+        kind: Whether they end after a turn or sleep lightly, or fit together by `PARTS` and end.
     """
     document = scaled_config()
     application = document["applications"][0]
@@ -42,7 +47,7 @@ def turns_config(folder: Path, *, are_light: bool) -> dict[str, Any]:
         "downscale_to_zero_delay_s": 600,  # a turn ends only for another model
     }
     (entry,) = application["args"]["models"]
-    if are_light:
+    if kind == "light":
         entry["light_sleep_after_s"] = 600  # a turn ends only for another model
     else:
         section["ray_actor_options"] = ROOM_FOR_ONE
@@ -52,10 +57,17 @@ def turns_config(folder: Path, *, are_light: bool) -> dict[str, Any]:
         application["args"]["models"].append(
             copy.deepcopy(entry) | {"id": name, "source": str(source)}
         )
+    group: Any = [*MODELS]
+    if kind == "together":
+        group = PARTS
+        for each in application["deployments"][1:]:
+            # Serve's controller has a thousandth of this resource.
+            room = {"node:__internal_head__": 0.9 * PARTS[each["name"]]}
+            each["ray_actor_options"] = ROOM_FOR_ONE | {"resources": room}
     application["autoscaling_policy"] = {
         "policy_function": "deployments.turns:TurnPolicy",
-        "policy_kwargs": {"groups": {"head": [*MODELS]}, "min_turn_s": 1}
-        | ({"light": ["head"]} if are_light else {}),
+        "policy_kwargs": {"groups": {"head": group}, "min_turn_s": 1}
+        | ({"light": ["head"]} if kind == "light" else {}),
     }
     return document
 
@@ -68,7 +80,7 @@ def server(
 ) -> Server:
     """Serve these tests' file, and damage the third model once it is served."""
     folder = tmp_path_factory.mktemp("turns")
-    server = changing_server.serve(turns_config(folder, are_light=request.param == "light"))
+    server = changing_server.serve(turns_config(folder, request.param))
     (folder / DAMAGED / WEIGHTS).write_bytes(b"damaged")
     return server
 

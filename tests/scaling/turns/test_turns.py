@@ -59,14 +59,21 @@ class Turns:
         self._record = record
 
     @asynccontextmanager
-    async def swap_to(self, model: str) -> AsyncIterator[Swap]:
+    async def swap_to(self, model: str, *, beside: str | None = None) -> AsyncIterator[Swap]:
         """Ask another model while streams of the first one run, which go on after the block.
 
         All have to be parked meanwhile. In the end they must be equal to an undisturbed run.
+
+        Args:
+            model: The other model.
+            beside: A model that is asked before, and answers while the streams run.
         """
         name = uuid4().hex
         async with slow_streams(self._client, BODIES, name, "held") as streams:
             reading = [asyncio.ensure_future(each.read_to_end()) for each in streams]
+            if beside is not None:
+                assert (await read(self._client, quick(beside))).is_whole
+                assert not any("parked" in each.answer.comments for each in streams)
             swap = Swap(streams, asyncio.create_task(read(self._client, quick(model))))
             yield swap
             assert swap.has_parked
@@ -169,6 +176,18 @@ async def test_a_replica_that_is_killed_while_it_loads_is_loaded_again_in_the_sa
     async with turns.swap_to(SECOND) as swap:
         (await turns.started(f"{REPLICA}{SECOND}")).kill()
         assert (await swap.asking).is_whole
+
+
+@pytest.mark.parametrize("server", ["together"], indirect=True)
+async def test_models_that_fit_together_run_at_once_and_both_make_room_for_a_large_one(
+    turns: Turns,
+) -> None:
+    async with turns.swap_to(DAMAGED, beside=SECOND) as swap:
+        assert len(turns.processes(f"{REPLICA}{SECOND}")) == 1
+        failed = await swap.asking
+        assert failed.error is not None
+        assert DAMAGED in failed.error["message"], "it was loaded, with the whole device"
+    assert not any(each.answer.lost_at for each in swap.streams), "nothing was lost"
 
 
 @pytest.mark.parametrize("server", ["light"], indirect=True)

@@ -67,9 +67,9 @@ def test_how_serve_scales_a_deployment(config: dict[str, Any], expected: Scaling
 
 
 def test_a_group_is_found_by_the_names_of_deployments() -> None:
-    assert group_in(application(), "org--b") == ("a", "org--b")
-    assert group_in(application(), "c") == ()
-    assert group_in({"deployed_app_config": None}, "a") == ()
+    assert group_in(application(), "org--b") == {"a": 1.0, "org--b": 1.0}
+    assert group_in(application(), "c") == {}
+    assert group_in({"deployed_app_config": None}, "a") == {}
 
 
 async def test_a_pin_is_the_models_own_or_that_of_one_that_takes_turns_with_it(
@@ -79,6 +79,17 @@ async def test_a_pin_is_the_models_own_or_that_of_one_that_takes_turns_with_it(
     asked = scaling(monkeypatch, both, a=PINNED)
     assert await asked.scaling_of("a") == Scaling(0, has_load_policy=True, is_pinned=True)
     assert await asked.scaling_of("org--b") == Scaling(0, has_load_policy=True, pinned_rival="a")
+
+
+async def test_a_pin_is_a_rival_only_of_models_that_do_not_fit_beside_all_that_are_pinned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = {"g": {"a": 0.5, "b": 0.3, "c": 0.2, "d": 0.4}}
+    found = application(**dict.fromkeys("abcd", scaled(0, LOAD_POLICY)))
+    found["deployed_app_config"]["autoscaling_policy"]["policy_kwargs"]["groups"] = groups
+    asked = scaling(monkeypatch, found, a=PINNED, b=PINNED)
+    rivals = {name: (await asked.scaling_of(name)).pinned_rival for name in "abcd"}
+    assert rivals == {"a": None, "b": None, "c": None, "d": "a"}
 
 
 @pytest.mark.parametrize("found", [{}, application()])

@@ -323,13 +323,53 @@ def test_models_that_sleep_lightly_between_their_turns_are_counted_as_sleepers(
 
 
 def test_a_model_has_its_turn_beside_the_sleepers_of_its_group() -> None:
-    turns = TurnPolicyConfig(groups={"one": ("a", "b", "c"), "two": ("d", "e")}, light=("one",))
+    groups: dict[str, Any] = {"one": ("a", "b", "c"), "two": ("d", "e")}
+    turns = TurnPolicyConfig(groups=groups, light=("one",))
     sizes = {"a": 5, "b": 7, "c": 6, "d": 3, "e": 2, "f": 1}
     assert sum_at_once(sizes, turns) == 7 + 2 * SLEEPER_BYTES + 3 + 1
     others = {"d": 3, "e": 2, "f": 1}
     assert sum_at_once(others, turns, beside="a") == 2 * SLEEPER_BYTES + 3 + 1
     assert sum_at_once({"f": 1}, turns, beside="d") == 1, "no model of the other group runs here"
     assert sum_at_once(sizes, None) == 24
+
+
+def test_models_that_have_turns_at_the_same_time_are_counted_together() -> None:
+    turns = TurnPolicyConfig(groups={"one": {"a": 0.5, "b": 0.5, "c": 0.2, "d": 0.9}})
+    sizes = {"a": 5, "b": 6, "c": 2, "d": 10, "f": 1}
+    assert sum_at_once(sizes, turns) == 5 + 6 + 1
+    others = {id_: size for id_, size in sizes.items() if id_ != "c"}
+    assert sum_at_once(others, turns, beside="c") == 6 + 1, "c does not fit beside a and b"
+    others = {id_: size for id_, size in sizes.items() if id_ != "d"}
+    assert sum_at_once(others, turns, beside="d") == 1
+
+
+def test_models_that_fit_together_by_the_file_and_not_by_their_shares_are_named(
+    tmp_path: Path,
+) -> None:
+    document = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    application = document["applications"][0]
+    names = ["a", "b", "c"]
+    entry = application["args"]["models"][0]
+    entry |= {"source": str(ROOT / entry["source"])}
+    application["args"]["models"] = [
+        entry | {"id": name, "num_gpus": share}
+        for name, share in zip(names, (0.5, 0.6, 0.9), strict=True)
+    ]
+    ingress, section = application["deployments"][:2]
+    section["autoscaling_config"] |= {"min_replicas": 0}
+    application["deployments"] = [ingress, *(section | {"name": name} for name in names)]
+    kwargs = {"groups": {"card": {"a": 0.5, "b": 0.5, "c": 0.9}}}
+    policy = {"policy_function": "deployments.turns:TurnPolicy", "policy_kwargs": kwargs}
+    application["autoscaling_policy"] = policy
+    file = tmp_path / "serve_config.yaml"
+    file.write_text(yaml.safe_dump(document))
+    told = run(str(file), "--gpu-memory", "24GiB").stdout
+    assert "a, b, c take turns (card): a with b, or c runs at a time" in told
+    wrong = "a and b have turns at the same time, but reserve 1.1 of 1 GPUs: raise their parts"
+    assert wrong in told
+    assert wrong not in run(str(file), "--gpu-memory", "24GiB", "--gpus", "2").stdout
+    plan = json.loads(run(str(file), "--gpu-memory", "24GiB", "--json").stdout)
+    assert plan["together"] == {"card": [["a", "b"], ["c"]]}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from ray.serve.schema import ServeApplicationSchema
 from deployments.turns import TurnPolicy
 from serve_app.app import RefusedFileError, require_startable
 from serve_app.commands.check.check import find_problems
+from serve_app.commands.check.preflight import Depth, examine
 from serve_app.commands.check.turns import TURN_POLICY, TurnPolicyConfig, light_groups_in
 from serve_app.config import AppConfig
 
@@ -61,6 +63,27 @@ def light_file(light: list[str], **section: Any) -> dict[str, Any]:
 
 def test_a_right_file_has_no_problem() -> None:
     assert problems(groups={"gpu": BOTH}, min_turn_s=10, max_start_s=60) == []
+    assert problems(groups={"gpu": {BOTH[0]: 0.3, BOTH[1]: 0.8}}) == []
+
+
+def test_the_check_says_which_models_have_turns_at_the_same_time() -> None:
+    parts = {BOTH[0]: 0.5, BOTH[1]: 0.5, "pydoc-search": 0.9}
+    found = examine(yaml.safe_dump(file_with(groups={"gpu": parts})), Depth.MACHINE)
+    assert [each for each in found.notes if each.startswith(KWARGS)] == [
+        f"{KWARGS}.groups.gpu: models that have turns at the same time: pydoc-chat with "
+        "pydoc-detector, or pydoc-search"
+    ]
+    alone = examine(yaml.safe_dump(file_with(groups={"gpu": BOTH})), Depth.MACHINE)
+    assert not any(each.startswith(KWARGS) for each in alone.notes)
+
+
+def test_the_sets_of_models_that_fit_together_are_the_largest_ones() -> None:
+    parts = {"a": 0.5, "b": 0.3, "c": 0.2, "d": 0.6}
+    groups: dict[str, Any] = {"mixed": parts, "whole": [*ascii_lowercase]}
+    turns = TurnPolicyConfig(groups=groups)
+    sets = {frozenset(each) for each in turns.together["mixed"]}
+    assert sets == {frozenset("abc"), frozenset("bd"), frozenset("cd")}
+    assert turns.together["whole"] == [(each,) for each in ascii_lowercase]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +103,15 @@ def test_a_right_file_has_no_problem() -> None:
             ".groups.two",
             "'pydoc-chat' is in one and in two",
         ),
-        ({"groups": {"gpu": [*BOTH, BOTH[0]]}}, ".groups.gpu", "'pydoc-chat' is twice in gpu"),
+        ({"groups": {"gpu": [*BOTH, BOTH[0]]}}, ".groups.gpu", "'pydoc-chat' is twice in it"),
+        ({"groups": {"gpu": "pydoc-chat"}}, ".groups.gpu", "write a list of ids, or the part of"),
+        ({"groups": {"gpu": [1, 2]}}, ".groups.gpu", "write a list of ids, or the part of each"),
+        ({"groups": {"gpu": {BOTH[0]: 0.5}}}, ".groups.gpu", "at least 2 items"),
+        (
+            {"groups": {"gpu": {BOTH[0]: 0.5, BOTH[1]: 1.5}}},
+            ".groups.gpu.pydoc-detector",
+            "less than or equal to 1",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_place(kwargs: Any, path: str, message: str) -> None:
@@ -107,13 +138,22 @@ def test_the_builder_refuses_the_same_before_anything_is_stopped() -> None:
 
 
 def test_the_policy_takes_the_arguments_that_the_check_does() -> None:
-    TurnPolicy(**TurnPolicyConfig(groups={"gpu": ("a", "b")}, light=("gpu",)).model_dump())
+    groups: dict[str, Any] = {"cpu": ["a", "b"], "gpu": {"c": 0.5, "d": 0.5, "e": 1}}
+    TurnPolicy(**TurnPolicyConfig(groups=groups, light=("cpu",)).model_dump())
 
 
 def test_models_that_sleep_lightly_between_their_turns_are_right_as_they_are() -> None:
     assert find_problems(yaml.safe_dump(light_file(["cpu"]))) == []
     heavy = light_file([], light_sleep_after_s=None, max_surge_percent=100)
     assert find_problems(yaml.safe_dump(heavy)) == [], "only a light group needs more"
+
+
+def test_models_of_a_light_group_have_no_parts() -> None:
+    document = light_file(["cpu"])
+    kwargs = document["applications"][0]["autoscaling_policy"]["policy_kwargs"]
+    kwargs["groups"]["cpu"] = {"pydoc-chat": 0.5, "second": 0.5}
+    (problem,) = find_problems(yaml.safe_dump(document))
+    assert problem.startswith(f"{KWARGS}.light: of the light group 'cpu' one model at a time")
 
 
 @pytest.mark.parametrize(

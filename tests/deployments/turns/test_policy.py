@@ -1,11 +1,8 @@
-"""The policy of turns by simulation, and behind Serve's own wrapper of policies."""
+"""The policy of turns behind Serve's own wrapper of policies."""
 
-import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -15,187 +12,8 @@ from ray.serve._private.common import DeploymentID, ReplicaID, TimeStampedValue
 from ray.serve.autoscaling_policy import _apply_app_level_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
-from benchmarks.turns.foresight import least_loads
 from deployments.autoscaling import LatestWish, LoadPolicy, OperatorWish
-from deployments.turns import ModelState, TurnPolicy, Turns
-
-TICK_S = 0.5
-START_S = 8.0
-"""From the decision to a running replica: one process ends, and another one loads."""
-
-MIN_TURN_S = 30.0
-IDLE = ModelState(is_running=False, is_wanted=False, has_work=False)
-WAITS = ModelState(is_running=False, is_wanted=False, has_work=True)
-WORKS = ModelState(is_running=True, is_wanted=True, has_work=True)
-RESTS = ModelState(is_running=True, is_wanted=True, has_work=False)
-
-
-@dataclass
-class Asked:
-    """One request: when it comes, and how much of its model's time it needs."""
-
-    model: str
-    came_s: float
-    work_s: float
-    begun_s: float | None = None
-    turns_waited: int = 0
-    is_done: bool = False
-
-
-@dataclass
-class Device:
-    """A device with room for one model, whose turns `Turns` decides; requests run side by side."""
-
-    turns: Turns
-    requests: list[Asked]
-    models: Sequence[str]
-    breaks: frozenset[str] = frozenset()  # models that never load
-    holders: list[tuple[float, str]] = field(default_factory=list)
-    now_s: float = 0.0
-    ready_s: float = 0.0
-
-    def run(self, until_s: float) -> None:
-        """Go on from the first request until all are done, or this time."""
-        self.now_s = min(each.came_s for each in self.requests)
-        while self.now_s < until_s and not all(each.is_done for each in self.requests):
-            self._tick()
-
-    def _tick(self) -> None:
-        here = [each for each in self.requests if each.came_s <= self.now_s and not each.is_done]
-        with_work = {each.model for each in here}
-        holder = self.holders[-1][1] if self.holders else None
-        states = {
-            name: ModelState(
-                is_running=name == holder and self._is_ready,
-                is_wanted=name == holder,
-                has_work=name in with_work,
-            )
-            for name in self.models
-        }
-        now = self.turns.update(self.now_s, states)
-        if now != holder:
-            self.holders.append((self.now_s, now))
-            self.ready_s = self.now_s + START_S
-            for each in here:
-                each.turns_waited += each.model != now
-        if self._is_ready:
-            for each in here:
-                if each.model == now:
-                    self._work(each)
-        self.now_s += TICK_S
-
-    @property
-    def _is_ready(self) -> bool:
-        return self.now_s >= self.ready_s and self.holders[-1][1] not in self.breaks
-
-    def _work(self, each: Asked) -> None:
-        if each.begun_s is None:
-            each.begun_s = self.now_s
-        each.work_s -= TICK_S
-        each.is_done = each.work_s <= 0
-
-    @property
-    def num_loads(self) -> int:
-        return len(self.holders)
-
-
-def device(requests: Iterable[Asked], models: str, **changed: Any) -> Device:
-    turns = Turns(models, changed.pop("min_turn_s", MIN_TURN_S), changed.pop("max_start_s", 600))
-    return Device(turns, list(requests), models, **changed)
-
-
-def test_requests_for_a_b_a_a_c_at_once_need_each_model_once() -> None:
-    found = device([Asked(each, 0.0, 5.0) for each in "ABAAC"], "ABC")
-    found.run(600)
-    assert [model for _, model in found.holders] == ["A", "B", "C"]
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_three_models_load_at_most_twice_as_often_as_with_foresight(seed: int) -> None:
-    chance = random.Random(seed)
-    requests = [
-        Asked(chance.choice("ABAAC"), round(chance.uniform(0, 180), 1), chance.uniform(1, 20))
-        for _ in range(chance.choice((5, 12, 30)))
-    ]
-    found = device(requests, "ABC")
-    found.run(3600)
-    assert all(each.is_done for each in found.requests)
-    assert max(each.turns_waited for each in found.requests) <= 3, "nobody waits for more turns"
-    waits = [each.begun_s - each.came_s for each in found.requests if each.begun_s is not None]
-    known = [(each.model, each.came_s) for each in requests]
-    assert found.num_loads <= 2 * least_loads(known, max(waits))
-
-
-def test_models_that_always_have_work_get_turns_in_order_of_the_least_length() -> None:
-    always = [Asked(each, 0.0, 1e9) for each in "ABC"]
-    found = device(always, "ABC")
-    found.run(300)
-    names = [model for _, model in found.holders]
-    assert names == (["A", "B", "C"] * len(names))[: len(names)]
-    lengths = {late - early for (early, _), (late, _) in pairwise(found.holders)}
-    assert lengths == {START_S + MIN_TURN_S}
-
-
-def test_a_model_keeps_its_turn_while_no_other_waits() -> None:
-    found = device([Asked("A", 0.0, 500.0), Asked("B", 400.0, 1.0)], "AB")
-    found.run(1000)
-    assert [model for _, model in found.holders] == ["A", "B", "A"]
-    assert found.holders[1][0] == pytest.approx(400.0), "the turn of A had lasted long enough"
-
-
-def test_an_idle_model_leaves_at_once_when_another_waits() -> None:
-    turns = Turns("AB", MIN_TURN_S, 600)
-    assert turns.update(0, {"A": WORKS, "B": IDLE}) == "A"
-    assert turns.update(1, {"A": WORKS, "B": WAITS}) == "A"
-    assert turns.update(2, {"A": RESTS, "B": WAITS}) == "B"
-
-
-def test_the_one_that_has_waited_longest_is_next() -> None:
-    turns = Turns("ABC", MIN_TURN_S, 600)
-    turns.update(0, {"A": WORKS, "B": IDLE, "C": IDLE})
-    turns.update(1, {"A": WORKS, "B": IDLE, "C": WAITS})
-    turns.update(2, {"A": WORKS, "B": WAITS, "C": WAITS})
-    assert turns.update(MIN_TURN_S, {"A": WORKS, "B": WAITS, "C": WAITS}) == "C"
-
-
-def test_a_model_that_no_longer_waits_gets_no_turn() -> None:
-    turns = Turns("AB", MIN_TURN_S, 600)
-    turns.update(0, {"A": WORKS, "B": WAITS})
-    assert turns.update(MIN_TURN_S, {"A": WORKS, "B": IDLE}) == "A"
-
-
-def test_a_model_whose_replica_has_died_keeps_its_turn_until_it_runs_again() -> None:
-    turns = Turns("AB", MIN_TURN_S, 600)
-    turns.update(0, {"A": WORKS, "B": WAITS})
-    assert turns.update(MIN_TURN_S + 1, {"A": WAITS, "B": WAITS}) == "A"
-    assert turns.update(MIN_TURN_S + 9, {"A": WORKS, "B": WAITS}) == "B"
-
-
-def test_a_model_that_never_loads_gives_its_turn_back() -> None:
-    requests = [Asked("A", 0.0, 100.0), Asked("B", 0.0, 1.0)]
-    found = device(requests, "AB", breaks=frozenset("B"), max_start_s=60.0)
-    found.run(400)
-    assert requests[0].is_done
-    assert [model for _, model in found.holders][:3] == ["A", "B", "A"]
-
-
-def test_a_model_whose_requests_got_their_error_gives_its_turn_back_at_once() -> None:
-    turns = Turns("AB", MIN_TURN_S, 600)
-    turns.update(0, {"A": WORKS, "B": WAITS})
-    turns.update(MIN_TURN_S, {"A": WORKS, "B": WAITS})
-    assert turns.update(MIN_TURN_S + 20, {"A": WAITS, "B": WAITS}) == "B"
-    assert turns.update(MIN_TURN_S + 21, {"A": WAITS, "B": IDLE}) == "A"
-
-
-def test_a_new_controller_goes_on_with_the_model_that_runs() -> None:
-    turns = Turns("ABC", MIN_TURN_S, 600)
-    assert turns.update(0, {"A": WAITS, "B": WORKS, "C": WAITS}) == "B"
-
-
-def test_at_the_start_the_first_model_that_shall_run_goes_first() -> None:
-    starts = ModelState(is_running=False, is_wanted=True, has_work=False)
-    assert Turns("AB", MIN_TURN_S, 600).update(0, {"A": starts, "B": starts}) == "A"
-
+from deployments.turns import TurnPolicy
 
 SHIPPED: Mapping[str, Any] = MappingProxyType(
     {
@@ -281,7 +99,7 @@ class Time:
         return self.now_s
 
 
-def serve(*names: str, **groups: Sequence[str]) -> tuple[Serve, Time]:
+def serve(*names: str, **groups: Sequence[str] | Mapping[str, float]) -> tuple[Serve, Time]:
     clock = Time()
     return Serve(TurnPolicy(groups, min_turn_s=30, now_s=clock), *names), clock
 
@@ -350,22 +168,6 @@ def test_serve_takes_the_policies_to_a_process_without_our_modules() -> None:
     assert done.stdout.decode().splitlines() == ["A 1 300.0", "B 0 0.0"]
 
 
-def test_a_pinned_model_keeps_its_turn_until_it_is_unpinned() -> None:
-    pinned = ModelState(is_running=True, is_wanted=True, has_work=True, is_pinned=True)
-    turns = Turns("AB", MIN_TURN_S, 600)
-    assert turns.update(0, {"A": pinned, "B": WAITS}) == "A"
-    assert turns.update(100 * MIN_TURN_S, {"A": pinned, "B": WAITS}) == "A"
-    assert turns.update(100 * MIN_TURN_S + 1, {"A": RESTS, "B": WAITS}) == "B"
-
-
-def test_a_pinned_model_that_never_loads_gives_its_turn_back() -> None:
-    missing = ModelState(is_running=False, is_wanted=True, has_work=True, is_pinned=True)
-    turns = Turns("AB", MIN_TURN_S, 600)
-    assert turns.update(0, {"A": missing, "B": WAITS}) == "A"
-    assert turns.update(599, {"A": missing, "B": WAITS}) == "A"
-    assert turns.update(600, {"A": missing, "B": WAITS}) == "B"
-
-
 def wishes_of(controller: Serve, clock: Time, name: str) -> list[OperatorWish]:
     """Let a model be scaled by its load, and by the last of the wishes that are returned."""
     wishes = [OperatorWish()]
@@ -423,6 +225,18 @@ def test_deployments_without_a_group_are_scaled_by_their_own_policies() -> None:
     controller.targets |= {"A": 1, "C": 1}
     controller.requests |= {"A": 1, "C": 5}
     assert controller.decide() == {"A": 1, "B": 0, "C": 3}, "half of 5 requests each, rounded up"
+
+
+def test_models_whose_parts_fit_get_replicas_together_and_a_large_one_when_both_have_ended() -> (
+    None
+):
+    controller, clock = serve("A", "org--B", "L", gpu={"A": 0.5, "org/B": 0.5, "L": 0.9})
+    controller.requests |= {"A": 1, "org--B": 1, "L": 1}
+    assert controller.decide() == {"A": 1, "org--B": 1, "L": 0}
+    controller.running |= {"A": 1, "org--B": 1}
+    assert controller.decide() == {"A": 1, "org--B": 1, "L": 0}
+    clock.now_s = 30
+    assert controller.decide() == {"A": 0, "org--B": 0, "L": 1}
 
 
 def test_ids_with_slashes_are_those_of_their_deployments() -> None:
