@@ -246,6 +246,10 @@ class GeneratorReplica(ModelReplica):
     def _queue_limits(self, given: Mapping[str, float]) -> tuple[int, int | None]:
         return queue_limits(given, self._spec.entry, self._facts.limits.max_model_len)
 
+    @property
+    def _sleep_level(self) -> int | None:
+        return self._engine.sleep_level
+
     async def _check_health(self) -> None:
         self._sleeper.watch()  # nobody may have used the model since its start
         self._sleeper.wake_if_kept()

@@ -226,8 +226,9 @@ class ModelConfig(StrictModel):
     light_sleep_after_s: float | None = Field(default=None, gt=0)
     """Seconds without a request after which a replica gives the memory of its weights, and of keys
     and values, back and keeps its process; the next request reads the weights back from a file in
-    the cache folder, which takes a part of a start. Models that classify or embed sleep so, too.
-    null never does. Only on a CPU, and with raystream's own engine. Serve ends the process later if
+    the cache folder, or on a GPU from host memory, which takes a part of a start. Models that
+    classify or embed sleep so, too, but not on a GPU. null never does. Only with raystream's own
+    engine. Serve ends the process later if
     `min_replicas` is 0 (`downscale_to_zero_delay_s`).
     """
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "openai", "none"] = "auto"
@@ -270,10 +271,11 @@ class ModelConfig(StrictModel):
                 f"quantization {self.quantization!r} runs only on a CPU; write `device: cpu` "
                 "and `num_gpus: 0`, or `quantization: null`"
             )
-        if self.light_sleep_after_s is not None and self._runs_on_gpu:
+        is_pooler_on_gpu = self.task != "generate" and self._runs_on_gpu
+        if self.light_sleep_after_s is not None and is_pooler_on_gpu:
             raise ValueError(
-                "light_sleep_after_s: only a model on a CPU sleeps lightly; write `device: cpu` "
-                "and `num_gpus: 0`, or leave it out"
+                "light_sleep_after_s: a model that classifies or embeds sleeps lightly only on a "
+                "CPU; write `device: cpu` and `num_gpus: 0`, or leave it out"
             )
         num_seqs, step_tokens = number(self.max_num_seqs), number(self.max_batched_tokens)
         if self.task == "generate" and num_seqs and step_tokens and step_tokens < num_seqs:
@@ -384,6 +386,11 @@ class ModelConfig(StrictModel):
         """Whether the entry explicitly asks for a GPU; with only `auto` it may get one or not."""
         has_share = self.num_gpus != "auto" and self.num_gpus > 0
         return self.device == "cuda" or (self.device == "auto" and has_share)
+
+    @property
+    def can_take_light_turns(self) -> bool:
+        """Whether it can sleep lightly between its turns: it generates, and asks for no GPU."""
+        return self.task == "generate" and not self._runs_on_gpu
 
     @property
     def max_num_admitted(self) -> int:

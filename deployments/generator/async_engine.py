@@ -109,6 +109,11 @@ class AsyncEngine(AnyEngine):
             self._is_awake = not slept
         return slept
 
+    @property
+    def sleep_level(self) -> int | None:
+        """Where the weights are while it sleeps; see `Engine.sleep_level`."""
+        return self._placed.engine.sleep_level
+
     async def wake(self) -> None:
         """Read the weights again; if that fails, the engine has failed.
 

@@ -105,10 +105,10 @@ def place_engine(
         DeviceMemoryError: The share of the device is too small.
     """
     entry = spec.entry
-    if entry.light_sleep_after_s is not None and device.torch_device.type != "cpu":
+    if spec.turn_group is not None and device.torch_device.type != "cpu":
         raise UnsupportedModelError(
-            "light_sleep_after_s: only a model on a CPU sleeps lightly; write `device: cpu`, or "
-            "leave it out"
+            f"the group {spec.turn_group!r} is light, and models take light turns only on a CPU; "
+            "write `device: cpu`, or take the group out of `light`"
         )
     plan = plan_share(spec, load_config(spec.source, revision=entry.revision), device)
     load = partial(

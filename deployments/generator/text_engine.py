@@ -96,6 +96,14 @@ class TextEngine(Protocol):
         """
         ...
 
+    @property
+    def sleep_level(self) -> int | None:
+        """Where the weights are while it sleeps: 1 in pinned host memory, 2 in a file.
+
+        None for an engine that has never slept, and may not know yet.
+        """
+        ...
+
     async def wake(self) -> None:
         """Be ready for sequences again.
 
@@ -208,6 +216,11 @@ class AnyEngine:
     async def sleep(self) -> bool:
         """Stay awake: not every engine can give its memory back."""
         return False
+
+    @property
+    def sleep_level(self) -> int | None:
+        """None: it stays awake."""
+        return None
 
     async def wake(self) -> None:
         """Do nothing: it has stayed awake."""

@@ -193,7 +193,10 @@ class LightSleep:
         state: Whether it sleeps.
         state_unix_s: Since when.
         num_sleeps: How often it has fallen asleep.
-        awake_bytes: Memory of the process before it last fell asleep; None if it never has.
+        level: Where its weights are while it sleeps: 1 in pinned host memory, 2 in a file; None if
+            it has never fallen asleep.
+        awake_bytes: Memory of the process, on a GPU that of the GPU, before it last fell asleep;
+            None if it never has.
         asleep_bytes: The same, right after.
         last_wake_s: How long it last took to wake; None if it never has.
     """
@@ -201,6 +204,7 @@ class LightSleep:
     state: SleepState
     state_unix_s: float
     num_sleeps: int = 0
+    level: int | None = None
     awake_bytes: int | None = None
     asleep_bytes: int | None = None
     last_wake_s: float | None = None

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Final, Protocol, TypeVar
 from uuid import uuid4
@@ -315,7 +315,15 @@ class ModelReplica:
         """Whether its model sleeps lightly; None for one that never does."""
         spec = self._spec
         may_sleep = spec.entry.light_sleep_after_s is not None or spec.turn_group is not None
-        return self._sleeper.report if may_sleep else None
+        if not may_sleep:
+            return None
+        report = self._sleeper.report
+        return replace(report, level=self._sleep_level if report.num_sleeps else None)
+
+    @property
+    def _sleep_level(self) -> int | None:
+        """Where the weights are while the model sleeps; see `LightSleep`."""
+        return 2
 
     def _open_sleeper(
         self, engine: Sleeper, turn: Turn | None = None, turn_end: TurnEnd | None = None
@@ -325,7 +333,7 @@ class ModelReplica:
         return LightSleeper(
             engine,
             self._spec.entry.light_sleep_after_s,
-            lambda: read_memory().process_bytes,
+            lambda: read_memory().held_bytes,
             self._metrics.observe_sleep,
             is_pinned,
             turn=turn,

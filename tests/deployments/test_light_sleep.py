@@ -102,6 +102,7 @@ async def test_answers_are_the_same_before_and_after(shared: Replica) -> None:
         assert report is not None
         assert report.state is SleepState.ASLEEP
         assert report.num_sleeps >= number
+        assert report.level == 2
         engine = shared._engine._placed.engine
         assert isinstance(engine._weights, StoredWeights)
         inner = [each.content[PAGESIZE:-PAGESIZE] for each in engine._weights._weights]
@@ -326,10 +327,10 @@ async def test_a_replica_that_can_not_wake_says_why_and_is_replaced(own: Replica
     assert own.ends == 1
 
 
-def test_a_gpu_is_refused(folder: Path) -> None:
+def test_light_turns_on_a_gpu_are_refused(folder: Path) -> None:
     lightly = spec(folder, light_sleep_after_s=1)
     device = open_assigned_device(lightly)
     gpu = type("Gpu", (), {"torch_device": type("Device", (), {"type": "cuda"})()})()
     assert device.torch_device.type == "cpu"
-    with pytest.raises(UnsupportedModelError, match="only a model on a CPU sleeps lightly"):
-        place_engine(replace(lightly), gpu)
+    with pytest.raises(UnsupportedModelError, match=r"'card' is light.*only on a CPU"):
+        place_engine(replace(lightly, turn_group="card"), gpu)

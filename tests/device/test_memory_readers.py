@@ -78,6 +78,7 @@ def test_a_slice_of_a_gpu_is_found_by_its_own_name() -> None:
     nvml = FakeNvml(processes={os.getpid(): 6 * GIB}, name=f"MIG-{UUID}")
     use = CudaMemory(0, nvml)()
     assert (use.device_total_bytes, use.process_bytes) == (80 * GIB, 6 * GIB)
+    assert use.held_bytes == 6 * GIB
 
 
 @pytest.mark.usefixtures("_gpu")
@@ -104,12 +105,14 @@ def test_a_process_that_the_driver_does_not_tell_is_not_known(
     # one's allocator.
     use = CudaMemory(0, FakeNvml(processes=processes))()
     assert (use.process_bytes, use.device_used_bytes) == (None, 50 * GIB)
+    assert use.held_bytes == use.reserved_bytes is not None
 
 
 @pytest.mark.usefixtures("_gpu")
 def test_processes_that_can_not_be_listed_cost_only_that_figure() -> None:
     use = CudaMemory(0, FakeNvml({"nvmlDeviceGetComputeRunningProcesses"}))()
     assert (use.process_bytes, use.device_used_bytes) == (None, 50 * GIB)
+    assert use.held_bytes == use.reserved_bytes is not None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has NVIDIA's driver")

@@ -131,6 +131,14 @@ def test_int8_weights_on_a_gpu_are_refused_when_the_file_is_checked(where: dict[
     assert model(**where).quantization is None
 
 
+@pytest.mark.parametrize("where", [{"device": "cuda"}, {"num_gpus": 0.5}])
+def test_only_a_model_that_generates_sleeps_lightly_on_a_gpu(where: dict[str, Any]) -> None:
+    assert model(light_sleep_after_s=60, **where).light_sleep_after_s == 60
+    for task in ("classify", "embed"):
+        with pytest.raises(ValidationError, match="sleeps lightly only on a CPU; write `device: "):
+            model(light_sleep_after_s=60, task=task, **where)
+
+
 @for_each("", "-x", "a b", "ü", "a?b", "x" * 97)
 def test_id_that_is_not_a_valid_deployment_name_is_refused(name: str) -> None:
     with pytest.raises(ValidationError):

@@ -36,6 +36,11 @@ class MemoryUse:
     peak_bytes: int | None = None
 
     @property
+    def held_bytes(self) -> int | None:
+        """What this process uses; what torch holds of a GPU whose driver doesn't say."""
+        return self.reserved_bytes if self.process_bytes is None else self.process_bytes
+
+    @property
     def fragmented_bytes(self) -> int | None:
         """What torch's allocator holds and no tensor uses; None on a CPU."""
         if self.reserved_bytes is None or self.allocated_bytes is None:

@@ -172,8 +172,13 @@ class LightSleep(Figures):
     )
     state_unix_s: float = Field(description="Since when it is so, in Unix seconds.")
     num_sleeps: int = Field(description="How often it has fallen asleep.")
+    level: int | None = Field(
+        description="Where its weights are while it sleeps: 1 in pinned host memory, 2 in a file; "
+        "null if it has never fallen asleep."
+    )
     awake_bytes: int | None = Field(
-        description="Memory of its process before it last fell asleep; null if it never has."
+        description="Memory of its process, on a GPU that of the GPU, before it last fell asleep; "
+        "null if it never has."
     )
     asleep_bytes: int | None = Field(description="The same, right after.")
     last_wake_s: float | None = Field(

@@ -214,6 +214,11 @@ def _light_advice(model: ModelConfig, section: Mapping[str, Any]) -> Iterator[st
             "has no streams that could be parked: take it out of the group, or the group out of "
             "`light`, so that swaps end and start processes"
         )
+    elif not model.can_take_light_turns:
+        yield (
+            "asks for a GPU, and models take light turns only on a CPU: write `device: cpu` and "
+            "`num_gpus: 0`, or take the group out of `light`"
+        )
     elif model.light_sleep_after_s is None:
         yield (
             "sleeps lightly while another model has the turn: write `light_sleep_after_s: 60` in "

@@ -159,7 +159,7 @@ async def test_each_model_is_shown_with_its_state_and_its_replicas(cluster: Clus
 
 
 def in_light_sleep(replica_id: str, state: SleepState) -> ReplicaReport:
-    return replace(gpu_report(replica_id), light_sleep=LightSleep(state, NOW_S))
+    return replace(gpu_report(replica_id), light_sleep=LightSleep(state, NOW_S, 1, level=1))
 
 
 @pytest.mark.parametrize(
@@ -187,6 +187,7 @@ async def test_a_model_is_asleep_while_all_of_its_replicas_sleep_lightly(
         shown = (await client.get("/v1/models/m")).json()
     assert devices["state"] == listed["state"] == shown["state"] == expected
     assert [each["light_sleep"]["state"] for each in devices["replicas"]] == sleeps
+    assert [each["light_sleep"]["level"] for each in devices["replicas"]] == [1] * len(sleeps)
 
 
 async def test_a_list_of_models_that_never_sleep_lightly_asks_no_replica_how_it_is(

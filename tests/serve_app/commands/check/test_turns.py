@@ -43,16 +43,15 @@ def light_file(light: list[str], **section: Any) -> dict[str, Any]:
 
     Args:
         light: The groups that are light.
-        section: Keys of the second model's section, or of its `autoscaling_config`; the key
-            `light_sleep_after_s` is one of its entry.
+        section: Keys of the second model's section, or of its `autoscaling_config`; the keys
+            `light_sleep_after_s` and `num_gpus` are of its entry.
     """
     document = file_with(groups={"cpu": ["pydoc-chat", "second"]}, light=light)
     application = document["applications"][0]
     entry = application["args"]["models"][0]
     entry["light_sleep_after_s"] = 60
-    application["args"]["models"].append(
-        entry | {"id": "second", "light_sleep_after_s": section.pop("light_sleep_after_s", 60)}
-    )
+    own = {key: section.pop(key) for key in ("light_sleep_after_s", "num_gpus") if key in section}
+    application["args"]["models"].append(entry | {"id": "second"} | own)
     first = application["deployments"][1]
     first["autoscaling_config"]["max_replicas"] = 1
     second = copy.deepcopy(first) | {"name": "second"}
@@ -165,6 +164,12 @@ def test_models_of_a_light_group_have_no_parts() -> None:
             {"light_sleep_after_s": None},
             ".light: 'second', of the group 'cpu', sleeps lightly while another model has the "
             "turn: write `light_sleep_after_s: 60` in its entry",
+        ),
+        (
+            ["cpu"],
+            {"num_gpus": 0.5},
+            ".light: 'second', of the group 'cpu', asks for a GPU, and models take light turns "
+            "only on a CPU: write `device: cpu` and `num_gpus: 0`, or take the group out of",
         ),
         (
             ["cpu"],
