@@ -17,7 +17,6 @@ import torch
 
 from deployments.compute.device_errors import is_fatal
 from deployments.compute.host_to_device import wait_for
-from deployments.plan import cgroup
 from deployments.plan.cache_folder import UnnamedFile
 
 logger = logging.getLogger(__name__)
@@ -230,6 +229,9 @@ def store(memory: DeviceMemory) -> HostCopy:
         OSError: It can't be written, either.
         RuntimeError: The same, or the device is lost (`is_fatal`).
     """
+    # Imported here: it needs psutil, which a machine that only measures the engine may lack.
+    from deployments.plan import cgroup
+
     available = cgroup.available_bytes()
     if memory.num_bytes + SPARE_BYTES > available:
         why = f"{available / 2**30:.1f} GiB of host memory are free"
