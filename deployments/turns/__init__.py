@@ -6,12 +6,22 @@ controller, so it imports nothing else of ours and nothing heavy.
 """
 
 from deployments.turns.holders import read_holder
-from deployments.turns.planner import MAX_START_S, MIN_TURN_S, fit_together
+from deployments.turns.planner import (
+    LONGEST_TURN_S,
+    MAX_START_S,
+    MIN_TURN_S,
+    SHORTEST_TURN_S,
+    SWAPS_IN_A_TURN,
+    fit_together,
+)
 from deployments.turns.policy import TurnPolicy, parts_of
 
 __all__ = [
+    "LONGEST_TURN_S",
     "MAX_START_S",
     "MIN_TURN_S",
+    "SHORTEST_TURN_S",
+    "SWAPS_IN_A_TURN",
     "TurnPolicy",
     "fit_together",
     "parts_of",

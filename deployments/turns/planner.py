@@ -1,12 +1,23 @@
 """Which models of a group have a turn on the device that they share: no clock, no Ray."""
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import inf
 from typing import Final
 
+SWAPS_IN_A_TURN: Final = 3
+"""How many times as long as a swap a turn lasts at least, so that three quarters are worked."""
+
 MIN_TURN_S: Final = 30.0
-"""A swap on a CPU takes about 10 s, so that at least three quarters of the time are worked."""
+"""The least length of a turn before a swap was measured: one takes about 10 s on a CPU."""
+
+SHORTEST_TURN_S: Final = 10.0
+"""After fast swaps: parked streams compute their tokens again, so shorter turns don't pay."""
+
+LONGEST_TURN_S: Final = 120.0
+"""The least length after slow swaps: others wait for it."""
 
 MAX_START_S: Final = 600.0
 """Weights may have to be downloaded first."""
@@ -48,8 +59,12 @@ class _Use(IntEnum):
 
 @dataclass(slots=True)
 class _Turn:
-    """A turn: when the model first ran in it, and since when its replica is missing."""
+    """A turn: when it was given, when the model first ran in it, and since when that is missing.
 
+    `given_s` is None if that is not known, or the model ran before.
+    """
+
+    given_s: float | None
     began_s: float | None = None
     missing_since_s: float | None = None
 
@@ -62,9 +77,12 @@ class Turns:
     which they began to wait: while the first of them has no room, no other one takes what is free.
 
     A turn lasts at least `min_turn_s` from when a replica runs, or until the model has no more
-    work. A model whose turn has just ended takes no working model's place for as long, or two that
-    wait for the same room would throw each other out. A model whose replica is missing in its turn
-    keeps it until that runs again: streams that lost theirs wait for it only for a limited time.
+    work. If no length is given it follows the swaps, each of which lasts from when a turn is given
+    until a replica runs: `SWAPS_IN_A_TURN` times the median of each model's last one.
+
+    A model whose turn has just ended takes no working model's place for as long, or two that wait
+    for the same room would throw each other out. A model whose replica is missing in its turn keeps
+    it until that runs again: streams that lost theirs wait for it only for a limited time.
     After `max_start_s` without one the turn ends, too.
 
     A model that an operator has pinned counts as one with work, and keeps its turn while it runs.
@@ -73,17 +91,21 @@ class Turns:
         models: The models of the group; at the start the first goes first.
     """
 
-    def __init__(self, parts: Mapping[str, float], min_turn_s: float, max_start_s: float) -> None:
+    def __init__(
+        self, parts: Mapping[str, float], min_turn_s: float | None, max_start_s: float
+    ) -> None:
         """Start without a turn.
 
         Args:
             parts: The part of the device that each model of the group takes, of 1.
-            min_turn_s: The least length of a turn while others wait, in seconds.
+            min_turn_s: The least length of a turn while others wait, in seconds; None lets it
+                follow the swaps.
             max_start_s: The most seconds that a turn goes on without a running replica.
         """
         self.models: Sequence[str] = tuple(parts)
         self._parts = parts
-        self._min_turn_s = min_turn_s
+        self._given_min_turn_s = min_turn_s
+        self._swap_s: dict[str, float] = {}  # how long each model's last swap took
         self._max_start_s = max_start_s
         self._turns: dict[str, _Turn] = {}  # in the order in which they were given
         self._waiting_since_s: dict[str, float] = {}
@@ -93,6 +115,16 @@ class Turns:
     def holders(self) -> tuple[str, ...]:
         """The models that have a turn, the oldest turn first; none at the start."""
         return tuple(self._turns)
+
+    @property
+    def min_turn_s(self) -> float:
+        """The least length of a turn while others wait, in seconds."""
+        if self._given_min_turn_s is not None:
+            return self._given_min_turn_s
+        if not self._swap_s:
+            return MIN_TURN_S
+        length_s = SWAPS_IN_A_TURN * statistics.median(self._swap_s.values())
+        return min(max(length_s, SHORTEST_TURN_S), LONGEST_TURN_S)
 
     def update(self, now_s: float, states: Mapping[str, ModelState]) -> tuple[str, ...]:
         """Return the models that have a turn from now on.
@@ -108,23 +140,30 @@ class Turns:
                 self._waiting_since_s.setdefault(name, now_s)
             else:
                 self._waiting_since_s.pop(name, None)
+        for name, turn in self._turns.items():
+            self._note(name, turn, now_s, states[name])
         uses = {name: self._use_of(turn, now_s, states[name]) for name, turn in self._turns.items()}
         pinned = [self._parts[name] for name, use in uses.items() if use is _Use.PINNED]
         for name in sorted(self._waiting_since_s, key=self._waiting_since_s.__getitem__):
-            has_rested = now_s - self._ended_s.get(name, -self._min_turn_s) >= self._min_turn_s
+            has_rested = now_s - self._ended_s.get(name, -inf) >= self.min_turn_s
             leaving = self._leaving_for(name, uses, _Use.ENOUGH if has_rested else _Use.NONE)
             if leaving is not None:
                 for each in leaving:
                     del self._turns[each]
                     self._ended_s[each] = now_s
-                self.begin(name)
+                self.begin(name, now_s)
             elif has_rested and fit_together([self._parts[name], *pinned]):
                 break
         return self.holders
 
-    def begin(self, name: str) -> None:
-        """Give a model a turn."""
-        self._turns[name] = _Turn()
+    def begin(self, name: str, now_s: float | None = None) -> None:
+        """Give a model a turn.
+
+        Args:
+            name: The model.
+            now_s: The time of the clock, if a swap begins; None for a turn that goes on.
+        """
+        self._turns[name] = _Turn(now_s)
         self._waiting_since_s.pop(name, None)
 
     def _begin_first(self, states: Mapping[str, ModelState]) -> None:
@@ -165,22 +204,30 @@ class Turns:
                 lack += self._parts[each]
         return leaving if lack <= 0 else None
 
-    def _use_of(self, turn: _Turn, now_s: float, state: ModelState) -> _Use:
-        """Return what a model makes of its turn; note since when that has lasted."""
+    def _note(self, name: str, turn: _Turn, now_s: float, state: ModelState) -> None:
+        """Note since when a model runs in its turn, or is missing, and how long its swap took."""
         if state.is_running:
             turn.missing_since_s = None
             if turn.began_s is None:
                 turn.began_s = now_s
-            if state.is_pinned:
-                return _Use.PINNED
-            if not state.has_work:
-                return _Use.NONE
-            return _Use.ENOUGH if now_s - turn.began_s >= self._min_turn_s else _Use.YOUNG
-        if not state.has_work:
-            turn.began_s = turn.missing_since_s = None
-            return _Use.NONE
-        if turn.missing_since_s is None:
+                if turn.given_s is not None:
+                    self._swap_s[name] = now_s - turn.given_s
+                    turn.given_s = None
+        elif not state.has_work:
+            turn.given_s = turn.began_s = turn.missing_since_s = None
+        elif turn.missing_since_s is None:
             turn.missing_since_s = now_s
+
+    def _use_of(self, turn: _Turn, now_s: float, state: ModelState) -> _Use:
+        """Return what a model makes of its turn."""
+        if state.is_running and state.is_pinned:
+            return _Use.PINNED
+        if not state.has_work:
+            return _Use.NONE
+        if state.is_running:
+            assert turn.began_s is not None, "it was noted"
+            return _Use.ENOUGH if now_s - turn.began_s >= self.min_turn_s else _Use.YOUNG
+        assert turn.missing_since_s is not None, "it was noted"
         return _Use.NONE if now_s - turn.missing_since_s >= self._max_start_s else _Use.YOUNG
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from deployments.turns.holders import PublishedHolder, read_holder, write_holder
-from deployments.turns.planner import MAX_START_S, MIN_TURN_S, ModelState, Turns
+from deployments.turns.planner import MAX_START_S, ModelState, Turns
 
 Group = Sequence[str] | Mapping[str, float]
 """The ids of models, each with the part of the device that it takes; without parts, all of it."""
@@ -95,7 +95,7 @@ class TurnPolicy:
     def __init__(
         self,
         groups: Mapping[str, Group],
-        min_turn_s: float = MIN_TURN_S,
+        min_turn_s: float | None = None,
         max_start_s: float = MAX_START_S,
         light: Sequence[str] = (),
         *,

@@ -57,13 +57,14 @@ def tell(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig | None = 
 
 def _turns(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig) -> Iterator[str]:
     """Yield which models take turns and for how long, and which don't fit as the file says."""
+    least = "three times a swap" if turns.min_turn_s is None else f"{turns.min_turn_s:g} s"
     for name, sets in turns.together.items():
         group = turns.groups[name]
         swaps = LIGHT_SWAP if name in turns.light_groups else _swaps(found, [*group])
         at_once = told_together(sets) if max(map(len, sets)) > 1 else "one of them"
         yield (
             f"{', '.join(group)} take turns ({name}): {at_once} runs at a time, for at least "
-            f"{turns.min_turn_s:g} s while another is asked for. {swaps}"
+            f"{least} while another is asked for. {swaps}"
         )
         shares = {each.spec.id: each.spec.num_gpus for each in found}
         for ids in sets if card.num else ():

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from deployments.contract.model_spec import ModelConfig
 from deployments.contract.strict_model import StrictModel
-from deployments.turns import MAX_START_S, MIN_TURN_S, fit_together
+from deployments.turns import MAX_START_S, fit_together
 from serve_app.config import AppConfig
 
 TURN_POLICY: Final = "deployments.turns:TurnPolicy"
@@ -54,9 +54,10 @@ class TurnPolicyConfig(StrictModel):
     that each takes with all its replicas, such as `{small: 0.4, other: 0.5, large: 0.9}`: those
     have turns at the same time whose parts sum up to at most 1. At the start the first goes first.
     """
-    min_turn_s: float = Field(default=MIN_TURN_S, gt=0, allow_inf_nan=False)
+    min_turn_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The least length of a turn while another model waits and the one that runs has work. More
-    spends less of the time on swaps, and lets the others wait longer.
+    spends less of the time on swaps, and lets the others wait longer. null is three times what a
+    swap takes, as measured while the server runs: at least 10, at most 120, and 30 at the start.
     """
     max_start_s: float = Field(default=MAX_START_S, gt=0, allow_inf_nan=False)
     """The most seconds that a model which doesn't start keeps its turn while another waits. More

@@ -143,6 +143,54 @@ def test_a_pinned_model_that_never_loads_gives_its_turn_back() -> None:
     assert turns.update(600, {"A": missing, "B": WAITS}) == ("B",)
 
 
+def swapped_after(swap_s: float, turns: Turns, from_s: float) -> float:
+    """Let A work and B wait from a time on; return when B, which takes so long to start, runs."""
+    turns.update(from_s, {"A": WORKS, "B": WAITS})
+    given_s = from_s + turns.min_turn_s
+    assert turns.update(given_s, {"A": WORKS, "B": WAITS}) == ("B",)
+    turns.update(given_s + swap_s / 2, {"A": WAITS, "B": WAITS})
+    turns.update(given_s + swap_s, {"A": WAITS, "B": WORKS})
+    return given_s + swap_s
+
+
+@pytest.mark.parametrize(("swap_s", "least_s"), [(1, 10), (12, 36), (90, 120)])
+def test_a_turn_lasts_three_times_the_measured_swap_within_bounds_unless_a_length_is_given(
+    swap_s: float, least_s: float
+) -> None:
+    turns = Turns(whole("AB"), None, 600)
+    assert turns.min_turn_s == 30, "nothing was measured yet"
+    ran_s = swapped_after(swap_s, turns, 0)
+    assert turns.min_turn_s == least_s
+    assert turns.update(ran_s + least_s - 0.1, {"A": WAITS, "B": WORKS}) == ("B",)
+    assert turns.update(ran_s + least_s, {"A": WAITS, "B": WORKS}) == ("A",)
+    given = Turns(whole("AB"), 7, 600)
+    swapped_after(swap_s, given, 0)
+    assert given.min_turn_s == 7
+
+
+def test_a_swap_that_took_long_once_is_not_what_swaps_take() -> None:
+    turns = Turns(whole("ABC"), None, 600)
+    now_s = 0.0
+    for holder, swap_s in (("A", 8), ("B", 400), ("C", 8), ("A", 8)):
+        states = {name: WAITS if name == holder else IDLE for name in "ABC"}
+        assert turns.update(now_s, states) == (holder,)
+        now_s += swap_s
+        turns.update(now_s, states | {holder: WORKS})
+        turns.update(now_s, states | {holder: RESTS})
+    assert turns.min_turn_s == 24, "B's weights were downloaded"
+
+
+def test_neither_a_model_that_ran_before_nor_one_that_was_asked_again_is_measured() -> None:
+    turns = Turns(whole("AB"), None, 600)
+    turns.update(0, {"A": WORKS, "B": IDLE})
+    assert turns.min_turn_s == 30, "A ran before"
+    turns.update(1, {"A": RESTS, "B": WAITS})
+    turns.update(2, {"A": IDLE, "B": IDLE})
+    turns.update(500, {"A": IDLE, "B": WAITS})
+    turns.update(501, {"A": IDLE, "B": WORKS})
+    assert turns.min_turn_s == 30, "nobody waited for B between"
+
+
 HALVES = {"A": 0.5, "B": 0.5, "L": 0.9}
 """Two models that fit beside each other, and one that fits beside neither."""
 

@@ -364,7 +364,7 @@ def test_models_that_fit_together_by_the_file_and_not_by_their_shares_are_named(
     file = tmp_path / "serve_config.yaml"
     file.write_text(yaml.safe_dump(document))
     told = run(str(file), "--gpu-memory", "24GiB").stdout
-    assert "a, b, c take turns (card): a with b, or c runs at a time" in told
+    assert "a, b, c take turns (card): a with b, or c runs at a time, for at least three" in told
     wrong = "a and b have turns at the same time, but reserve 1.1 of 1 GPUs: raise their parts"
     assert wrong in told
     assert wrong not in run(str(file), "--gpu-memory", "24GiB", "--gpus", "2").stdout
