@@ -314,6 +314,16 @@ def moved_answers(machine: Machine) -> Iterator[Row]:
     yield from moves(machine.device)
 
 
+def sleep(machine: Machine) -> Iterator[Row]:
+    """Yield what a light sleep of 7B gives back and costs."""
+    # Imported here: it needs psutil, which a machine with torch and transformers may lack.
+    from benchmarks.gpu.sleep import light_sleeps
+
+    loaded = build(machine.shape(QWEN_7B), machine.device)
+    load = Load(2, 9, 4) if machine.is_tiny else Load(8, PROMPT_LENGTH, 32)
+    yield from light_sleeps(loaded, load)
+
+
 def vllm(machine: Machine) -> Iterator[Row]:
     """Yield what vLLM reaches with 7B, where it is installed."""
     if machine.is_tiny:
@@ -340,16 +350,17 @@ def baselines(machine: Machine) -> Iterator[Row]:
 PARTS: Mapping[str, Part] = {
     "versions": Part(versions, 20),
     "decode": Part(decode, 60),
-    "kernels": Part(kernels, 45),
+    "kernels": Part(kernels, 40),
     "mixed": Part(mixed, 50),
-    "gpu_tests": Part(gpu_tests, 50),
-    "equality": Part(equality, 60),
+    "gpu_tests": Part(gpu_tests, 45),
+    "equality": Part(equality, 50),
     "gemma": Part(gemma, 35),
     "images": Part(images, 40),
     "shares": Part(shares, 25),
     "moved_answers": Part(moved_answers, 25),
     "classification": Part(classification, 20),
-    "baselines": Part(baselines, 50),
+    "sleep": Part(sleep, 40),
+    "baselines": Part(baselines, 30),
     "vllm": Part(vllm, 120),
 }
 

@@ -29,8 +29,10 @@ IN_A_CHILD = {"gpu_tests", "kernels", "vllm"}
 
 @pytest.mark.parametrize("name", sorted(PARTS.keys() - IN_A_CHILD))
 def test_each_part_runs_on_a_cpu_with_tiny_shapes(
-    monkeypatch: pytest.MonkeyPatch, name: str
+    monkeypatch: pytest.MonkeyPatch, name: str, tmp_path: Path
 ) -> None:
+    if name == "sleep":
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # its weights lie there
     monkeypatch.setattr(equality, "NUM_SEQS", 4)
     monkeypatch.setattr(torch, "set_num_threads", lambda num: None)
     rows = list(PARTS[name].rows(CPU))
@@ -44,6 +46,8 @@ def test_each_part_runs_on_a_cpu_with_tiny_shapes(
         assert moved == ["24 of 24"] * 2
     if name == "shares":
         assert [row["is"] for row in rows][1].startswith("0.03 of 0.03 in its share")
+    if name == "sleep":
+        assert [(row["level"], row["equal answers"]) for row in rows] == [(2, "2 of 2")]
     if name == "images":
         assert rows[0]["prompt"] == "12 tokens and an image of 4"
 
