@@ -445,7 +445,7 @@ def _bind_ledger(keys: KeyRing, num_ongoing: int) -> Application:
 
 
 def _bind(model: ModelConfig, spec: ModelSpec, num_cpus: float) -> Application:
-    options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": spec.num_gpus}
+    options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": spec.num_own_gpus}
     if model.engine == "vllm" and not model.engine_urls:
         options["runtime_env"] = runtime_env_of(model)
     deployment = serve.deployment(
@@ -453,8 +453,24 @@ def _bind(model: ModelConfig, spec: ModelSpec, num_cpus: float) -> Application:
         max_ongoing_requests=max(MIN_ONGOING_REQUESTS, model.ongoing_requests()),
         ray_actor_options=options,
         request_router_config={"request_router_class": MODEL_ROUTER},
+        **placement_of(model, num_cpus),
     )(_replica_of(model))
     return deployment.bind(spec)
+
+
+def placement_of(model: ModelConfig, num_cpus: float) -> dict[str, Any]:
+    """Return what a deployment asks for beside its replicas: a GPU for each worker of Ray's.
+
+    vLLM takes bundles of one GPU. The replica is in the first, and must hold no GPU itself: its
+    worker there would never find one. Ray puts as many on a node as it can.
+    """
+    if not model.engine_args.uses_ray:
+        return {}
+    first, *others = ({"GPU": 1.0} for _ in range(model.engine_args.num_workers))
+    return {
+        "placement_group_bundles": [{"CPU": num_cpus, **first}, *others],
+        "placement_group_strategy": "PACK",
+    }
 
 
 def _replica_of(model: ModelConfig) -> type:

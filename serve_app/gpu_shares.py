@@ -112,6 +112,8 @@ def _given_share(model: ModelConfig, num_cluster_gpus: float) -> float | None:
         return 0.0
     if model.num_gpus != "auto":
         return model.num_gpus
+    if model.engine_args.uses_ray:  # its workers have GPUs, or wait for them
+        return float(model.engine_args.num_workers)
     if not num_cluster_gpus or model.device == "cpu":
         return 0.0
     if model.engine == "vllm":  # it takes all that it gets

@@ -5,7 +5,7 @@ The builder asks it what `num_cpus: auto` is on the cluster, and `raystream chec
 Nothing here imports Ray.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import Any, Final
@@ -40,6 +40,7 @@ class Demand:
         num_cpus: Cores of each; None for what fits.
         num_gpus: GPUs of each: a share of one, or a whole number.
         num_turns: Models that take turns on the cores of one, and divide them, if they are chosen.
+        is_spread: Whether the GPUs of a replica may be on several nodes, its cores beside one.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Demand:
     num_cpus: float | None
     num_gpus: float = 0.0
     num_turns: int = 1
+    is_spread: bool = False
 
     def of_auto(self, value: float) -> float:
         """Return the cores of each replica if `auto` is so much."""
@@ -90,20 +92,24 @@ class _Room:
 def fits(demands: Iterable[Demand], nodes: Sequence[Node]) -> bool:
     """Return whether all replicas have room on the nodes; `auto` counts as the least it may be."""
     rooms = [_Room(node) for node in nodes]
-    given = [
-        (
-            demand.num_gpus,
-            demand.of_auto(AUTO_NUM_CPUS[-1]) if demand.num_cpus is None else demand.num_cpus,
-        )
-        for demand in demands
-        for _ in range(demand.number)
-    ]
+    given = [part for demand in demands for _ in range(demand.number) for part in _parts_of(demand)]
     for num_gpus, num_cpus in sorted(given, reverse=True):
         # What needs no GPU goes to nodes without one first, and the largest room is taken first.
         by_room = sorted(rooms, key=lambda room: (bool(room.gpus), -room.cpus))
         if not any(room.take(num_cpus, num_gpus) for room in by_room):
             return False
     return True
+
+
+def _parts_of(demand: Demand) -> Iterator[tuple[float, float]]:
+    """Yield the GPUs and cores of each part of a replica that has to be on one node."""
+    least = demand.of_auto(AUTO_NUM_CPUS[-1]) if demand.num_cpus is None else demand.num_cpus
+    if not demand.is_spread:
+        yield demand.num_gpus, least
+        return
+    yield 1.0, least
+    for _ in range(int(demand.num_gpus) - 1):
+        yield 1.0, 0.0
 
 
 def choose_num_cpus(
@@ -154,24 +160,30 @@ def demands_of(
     """
     turns = {deployment_name_of(id_): len(group) for group in light_groups for id_ in group}
     sections = {str(section.get("name")): section for section in deployments}
-    own = [(INGRESS_NAME, INGRESS_NUM_CPUS, 0.0)]
+    own = [(INGRESS_NAME, INGRESS_NUM_CPUS, 0.0, False)]
     if has_ledger:
-        own.append((LEDGER_NAME, DESCRIBING_NUM_CPUS, 0.0))
+        own.append((LEDGER_NAME, DESCRIBING_NUM_CPUS, 0.0, False))
     models = [
-        (model.deployment_name, number(model.num_cpus), shares.get(model.id, 0.0))
+        (
+            model.deployment_name,
+            number(model.num_cpus),
+            shares.get(model.id, 0.0),
+            model.engine_args.uses_ray,
+        )
         for model in config.models
     ]
     found = []
-    for name, num_cpus, num_gpus in (*own, *models):
+    for name, num_cpus, num_gpus, is_spread in (*own, *models):
         section = sections.get(name, {})
         options = section.get("ray_actor_options")
         if options is not None:  # in place of both, as Ray reads it
             given = options.get("num_cpus")
             num_cpus = 1.0 if given is None else given
-            num_gpus = options.get("num_gpus") or 0.0
+            num_gpus = num_gpus if is_spread else options.get("num_gpus") or 0.0
         least = 1 if name in turns else 0
         num_replicas = max(least, _num_replicas(section, most))
-        found.append(Demand(name, num_replicas, num_cpus, num_gpus, turns.get(name, 1)))
+        num_turns = turns.get(name, 1)
+        found.append(Demand(name, num_replicas, num_cpus, num_gpus, num_turns, is_spread))
     return found
 
 

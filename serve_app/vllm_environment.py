@@ -45,7 +45,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     # What vLLM does by itself wherever Ray runs; a fork would copy the replica's threads' locks.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    # The engine's sockets. All of a replica's processes are on one node.
+    # The engine's sockets: all of a replica's processes are on one node, unless Ray starts them.
     "VLLM_HOST_IP": "127.0.0.1",
     # No code of other packages is loaded because it is installed.
     "VLLM_PLUGINS": "",
@@ -58,6 +58,15 @@ VARIABLES: Final[Mapping[str, str]] = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
 }
 """How vLLM runs in every replica. Source: vllm.envs"""
+
+RAY_VARIABLES: Final[Mapping[str, str]] = {
+    # The executor whose workers get their steps by vLLM's own messages, not by Ray's calls.
+    "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "1",
+    # The replica has no GPU of its own, and would see none: but vLLM asks the driver what GPUs its
+    # node has when it makes its configuration. It opens none there.
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+}
+"""How it runs where Ray starts the workers of a divided model, which have these variables too."""
 
 
 def folder_of(model: ModelConfig) -> Path:
@@ -97,6 +106,9 @@ def runtime_env_of(model: ModelConfig) -> dict[str, Any]:
     }
     if model.engine_args.num_workers > 1:
         del variables["VLLM_ENABLE_V1_MULTIPROCESSING"]
+    if model.engine_args.uses_ray:
+        variables |= RAY_VARIABLES
+        del variables["VLLM_HOST_IP"]  # workers on several nodes find each other by their own
     if model.exact:
         variables["VLLM_BATCH_INVARIANT"] = "1"
     return {"py_executable": str(python_of(folder)), "env_vars": variables}

@@ -321,6 +321,13 @@ class ModelConfig(StrictModel):
 
     def _check_gpus(self) -> None:
         num_workers = self.engine_args.num_workers
+        if self.engine_args.distributed_executor_backend is not None and num_workers == 1:
+            raise ValueError(
+                "engine_args: distributed_executor_backend starts the workers of a divided model; "
+                "write tensor_parallel_size or pipeline_parallel_size too, or leave it out"
+            )
+        if self.engine_args.uses_ray:
+            self._check_ray_workers()
         if num_workers > 1:
             if self.num_gpus not in ("auto", 0, num_workers):
                 raise ValueError(
@@ -340,6 +347,19 @@ class ModelConfig(StrictModel):
             raise ValueError(
                 f"engine_args: gpu_memory_utilization ({utilization:g}) is more than the replica's "
                 f"share of the GPU ({share:g}); leave it out, or lower it"
+            )
+
+    def _check_ray_workers(self) -> None:
+        """Check what a model asks for whose workers Ray starts, each on a GPU of its own."""
+        if self.task != "generate":
+            raise ValueError(
+                "engine_args: distributed_executor_backend: only a model that generates may be "
+                f"divided among several nodes, not one with task {self.task!r}; leave it out"
+            )
+        if self.device == "cpu" or self.num_gpus == 0:
+            raise ValueError(
+                "engine_args: distributed_executor_backend: Ray starts workers on GPUs only; leave "
+                "it out, or `device` and `num_gpus`"
             )
 
     def _check_pooler(self) -> None:
@@ -434,6 +454,11 @@ class ModelSpec:
     def root(self) -> str:
         """The hub repository of the model's files; for a folder, the id, to show no path."""
         return self.id if os.path.isabs(self.source) else self.source
+
+    @property
+    def num_own_gpus(self) -> float:
+        """The GPUs that Ray reserves for the replica's actor; workers of Ray's have their own."""
+        return 0.0 if self.entry.engine_args.uses_ray else self.num_gpus
 
     @property
     def device_share(self) -> float:

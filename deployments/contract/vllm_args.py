@@ -68,10 +68,8 @@ _REASONS: Final[Mapping[str, str]] = {
     "drafted tokens are not drawn as raystream draws, so no stream could move": (
         "speculative_config spec_method spec_model spec_tokens"
     ),
-    "all GPUs of a replica are on one node, where tensor_parallel_size x pipeline_parallel_size "
-    "says how many": (
-        "distributed_executor_backend nnodes node_rank master_addr master_port device_ids "
-        "ray_workers_use_nsight"
+    "write `distributed_executor_backend: ray`, and Ray finds GPUs for the workers on any nodes": (
+        "nnodes node_rank master_addr master_port device_ids ray_workers_use_nsight"
     ),
     "write `num_replicas` under `deployments:`": (
         "data_parallel_size data_parallel_rank data_parallel_start_rank data_parallel_size_local "
@@ -106,7 +104,11 @@ class VllmArgs(StrictModel):
     """GPUs that each layer is divided among."""
     pipeline_parallel_size: int | None = Field(default=None, ge=1, le=64)
     """Groups of layers, each on GPUs of its own. A replica has tensor_parallel_size x
-    pipeline_parallel_size GPUs, all on one node.
+    pipeline_parallel_size GPUs, all on one node unless distributed_executor_backend says `ray`.
+    """
+    distributed_executor_backend: Literal["mp", "ray"] | None = None
+    """What starts the workers of a divided model: with `mp`, the default, vLLM does, on the
+    replica's node; with `ray` Ray does, on any nodes that have a GPU for each, as few as it can.
     """
     enable_expert_parallel: bool | None = None
     """Whether these GPUs divide a mixture's experts instead of each expert's layers."""
@@ -177,6 +179,11 @@ class VllmArgs(StrictModel):
     def num_workers(self) -> int:
         """How many devices one replica computes on."""
         return (self.tensor_parallel_size or 1) * (self.pipeline_parallel_size or 1)
+
+    @property
+    def uses_ray(self) -> bool:
+        """Whether Ray starts the workers, on GPUs of any nodes; the replica itself has none."""
+        return self.distributed_executor_backend == "ray"
 
     def utilization(self, share: float) -> float:
         """Return the part of a GPU that vLLM takes.

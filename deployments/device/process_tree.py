@@ -1,7 +1,8 @@
-"""Memory of a replica whose model runs in processes below its own, and the GPUs of these.
+"""Memory of a replica whose model runs in other processes, and the GPUs of these.
 
 This process must not open such a GPU by CUDA: its context would take some hundred MiB. So all
-figures come from NVIDIA's driver, and on a CPU from the system.
+figures come from NVIDIA's driver, and on a CPU from the system. The driver knows its own node only:
+GPUs of processes that Ray starts on any nodes have no figures.
 """
 
 import logging
@@ -108,17 +109,53 @@ class WatchedGpus:
         return sum(known) if known and len(known) == len(used) else None
 
 
+@dataclass(frozen=True, slots=True)
+class RankGpus:
+    """GPUs that the ranks of a divided model open, processes that Ray has started on any nodes.
+
+    Attributes:
+        num: How many there are.
+    """
+
+    num: int
+
+    @property
+    def name(self) -> str:
+        """How many there are."""
+        return f"{self.num} GPUs that Ray has found"
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The kind of the device; nothing is put there."""
+        return torch.device("cuda")
+
+    @property
+    def total_bytes(self) -> int:
+        """Zero: this node's driver does not know them."""
+        return 0
+
+    @property
+    def foreign_bytes(self) -> int:
+        """Zero: the engine plans its memory itself."""
+        return 0
+
+    def enforce_share(self, share: float) -> None:
+        """Do nothing: this process allocates nothing there."""
+
+
 class TreeMemory:
     """Reads the memory of this process and of those below it."""
 
     def __init__(self, device: MemoryDevice) -> None:
-        """Keep the device: `WatchedGpus`, or else the CPU."""
+        """Keep the device: `WatchedGpus`, `RankGpus`, or else the CPU."""
         self._device = device
         self._machine = CpuMemory()
         self._peak_bytes = 0
 
     def __call__(self) -> MemoryUse:
-        """Return the figures of this moment."""
+        """Return the figures of this moment; none of `RankGpus`."""
+        if isinstance(self._device, RankGpus):
+            return MemoryUse()
         if isinstance(self._device, WatchedGpus):
             held = self._device.bytes_of({each.pid for each in _tree()})
             self._peak_bytes = max(self._peak_bytes, held or 0)

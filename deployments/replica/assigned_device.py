@@ -5,7 +5,7 @@ from ray.runtime_context import get_runtime_context
 
 from deployments.contract.model_spec import ModelSpec
 from deployments.device.device import CpuDevice, MemoryDevice, open_device
-from deployments.device.process_tree import WatchedGpus
+from deployments.device.process_tree import RankGpus, WatchedGpus
 
 
 def open_assigned_device(spec: ModelSpec) -> MemoryDevice:
@@ -21,10 +21,14 @@ def open_assigned_device(spec: ModelSpec) -> MemoryDevice:
 def open_watched_device(spec: ModelSpec) -> MemoryDevice:
     """Return the device that Ray has assigned for processes below this one to compute on.
 
+    Where Ray starts the workers of a divided model, that is the GPUs of these.
+
     Raises:
         ValueError: See `open_assigned_device`.
     """
     assigned, kind = _require_assigned(spec), spec.entry.device
+    if spec.entry.engine_args.uses_ray:
+        return RankGpus(spec.entry.engine_args.num_workers)
     has_gpu = kind == "cuda" or (kind == "auto" and assigned > 0)
     return WatchedGpus.assigned() if has_gpu else CpuDevice()
 
@@ -35,10 +39,11 @@ def _require_assigned(spec: ModelSpec) -> float:
     Raises:
         ValueError: They are not what the model's entry asks for.
     """
-    assigned = _assigned_gpus() if ray.is_initialized() else spec.num_gpus
-    if abs(assigned - spec.num_gpus) > 1e-4:
+    expected = spec.num_own_gpus
+    assigned = _assigned_gpus() if ray.is_initialized() else expected
+    if abs(assigned - expected) > 1e-4:
         raise ValueError(
-            f"{spec.id}: the model's entry asks for num_gpus {spec.num_gpus:g}, but Ray has "
+            f"{spec.id}: the model's entry asks for num_gpus {expected:g}, but Ray has "
             f"reserved {assigned:g}: `ray_actor_options` under `deployments:` replaces the entry's "
             "num_cpus and num_gpus; name both there, or remove it"
         )

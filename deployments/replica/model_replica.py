@@ -466,7 +466,8 @@ def _monitor_of(
         )
         logger.warning("%s: memory is short: %s", spec.id, short)
 
-    share_bytes = int(device.total_bytes * spec.device_share) if is_gpu else None
+    # None on a CPU, and where no figure of the GPUs is known.
+    share_bytes = int(device.total_bytes * spec.device_share) or None if is_gpu else None
     return MemoryMonitor(read, share_bytes, metrics.observe, tell)
 
 

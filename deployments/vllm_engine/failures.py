@@ -4,12 +4,15 @@ vLLM returns nothing but token ids from a step, and an exception in a worker end
 all its sequences. So the worker writes the request's id here before the step returns, and the
 scheduler reads it before it looks at the step's tokens.
 
-The record is a file in memory: both processes are on one machine, a path reaches it, and it ends
-with the scheduler's process.
+The record is a file in memory: a path reaches it from every process of the machine, and it ends
+with the scheduler's process. A worker that Ray starts may be on another node, where the path leads
+nowhere, or to a file of another process, which is left as it is.
 """
 
 import json
 import os
+
+NAME = "raystream-failures"
 
 UNUSABLE_LOGITS = "unusable logits"
 """The stop reason of a request that failed because no token could be chosen."""
@@ -24,7 +27,7 @@ class FailureRecord:
 
     def __init__(self) -> None:
         """Start with no failure."""
-        self._file = os.memfd_create("raystream-failures")
+        self._file = os.memfd_create(NAME)
         self._num_read = 0
         self.path = f"/proc/{os.getpid()}/fd/{self._file}"
 
@@ -46,7 +49,9 @@ def report(path: str, request_id: str) -> None:
     """Record that a request has failed.
 
     Raises:
-        OSError: The scheduler has ended.
+        OSError: The scheduler has ended, or is on another machine.
     """
+    if os.readlink(path) != f"/memfd:{NAME} (deleted)":
+        raise FileNotFoundError(f"{path} is not the scheduler's")
     with open(path, "ab", buffering=0) as record:
         record.write(json.dumps(request_id).encode() + b"\n")

@@ -22,6 +22,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Final
 
+from ray.exceptions import RayTaskError
+
 from deployments.contract.unsupported_model import reason_of
 
 PREFIX: Final = "raystream-vllm-"
@@ -128,7 +130,7 @@ class EngineHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record; an error of a file costs that file's line only."""
         try:
-            error = record.exc_info[1] if record.exc_info else None
+            error = _told(record.exc_info[1]) if record.exc_info else None
             line = " ".join(record.getMessage().split())
             if error is not None:
                 line = f"{line} {reason_of(error)}"
@@ -153,6 +155,11 @@ class EngineHandler(logging.Handler):
     def _append(self, path: str, text: str) -> None:
         with open(path, "a") as file:
             file.write(f"{text}\n")
+
+
+def _told(error: BaseException | None) -> BaseException | None:
+    """Return an exception, or what it carries: of a worker's, Ray raises one with all its lines."""
+    return (getattr(error, "cause", None) or error) if isinstance(error, RayTaskError) else error
 
 
 def _is_vllm(record: logging.LogRecord) -> bool:

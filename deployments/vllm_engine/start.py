@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 import vllm
 from pydantic import ValidationError
+from ray.runtime_context import get_runtime_context
 from transformers import GenerationConfig
 from vllm.config import ModelConfig as VllmModelConfig
 from vllm.config import VllmConfig
@@ -114,6 +115,8 @@ def start_engine(
     download_files(spec.source, spec.entry.revision, progress)
     progress.begin(StartPhase.LOADING)
     adapters = read_adapters(spec)
+    if spec.entry.engine_args.uses_ray:
+        lead_to_ray()
     with explaining(logs):
         tokenizer = load_tokenizer(spec.source, revision=spec.entry.revision)
         loras = adapter_arguments(adapters, spec.entry.engine_args, on_cpu=on_cpu)
@@ -129,6 +132,16 @@ def start_engine(
         drop_metrics(llm)
         facts = _facts(spec, llm, runner, tokenizer, adapters)
     return StartedEngine(llm, runner, facts, adapters)
+
+
+def lead_to_ray() -> None:
+    """Have EngineCore find this replica's Ray, on which it starts the workers.
+
+    vLLM would do so itself if it had to choose how processes are started. The terminal gets no line
+    of that connection, nor the workers' warnings: errors of theirs reach EngineCore.
+    """
+    os.environ["RAY_ADDRESS"] = get_runtime_context().gcs_address
+    os.environ |= {"RAY_LOG_TO_DRIVER": "0", "RAY_LOGGER_LEVEL": "warning"}
 
 
 def drop_metrics(llm: AsyncLLM) -> None:
@@ -157,7 +170,7 @@ def arguments(spec: ModelSpec, *, on_cpu: bool) -> dict[str, Any]:
         "max_model_len": number(entry.max_model_len) or FIT,
         "max_num_seqs": number(entry.max_num_seqs) or (CPU_SEQS if on_cpu else MAX_AUTO_SEQS),
         "enable_prefix_caching": entry.prefix_caching,
-        # With one worker, the model runs in EngineCore's own process.
+        # With one worker, the model runs in EngineCore's own process; `given` may say `ray`.
         "distributed_executor_backend": "uni" if entry.engine_args.num_workers == 1 else "mp",
     }
     step_tokens, kv_bytes = number(entry.max_batched_tokens), number(entry.kv_cache_memory_bytes)

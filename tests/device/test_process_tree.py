@@ -9,8 +9,9 @@ import psutil
 import pynvml
 import pytest
 
+from deployments.contract.telemetry.memory_report import MemoryUse
 from deployments.device.device import CpuDevice
-from deployments.device.process_tree import TreeMemory, WatchedGpus
+from deployments.device.process_tree import RankGpus, TreeMemory, WatchedGpus
 from tests.failing import failing
 
 GROWN_BYTES = 256 * 2**20
@@ -34,6 +35,13 @@ def test_the_memory_of_processes_below_this_one_counts() -> None:
     assert after.process_bytes >= before + GROWN_BYTES // 2
     assert after.peak_bytes == after.process_bytes
     assert after.device_total_bytes
+
+
+def test_gpus_of_workers_on_other_nodes_have_no_figures() -> None:
+    gpus = RankGpus(4)
+    assert gpus.name == "4 GPUs that Ray has found"
+    assert gpus.torch_device.type == "cuda"
+    assert TreeMemory(gpus)() == MemoryUse()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems don't tell shared pages")

@@ -338,6 +338,17 @@ def test_a_package_that_hides_ours_in_a_process_of_ray_s_is_named(
         reload(serve_app)
 
 
+def test_a_model_whose_workers_ray_starts_gets_a_bundle_for_each_and_no_gpu_itself() -> None:
+    args = {"pipeline_parallel_size": 3, "distributed_executor_backend": "ray"}
+    entry = {"id": "m", "source": "x", "engine": "vllm", "engine_args": args}
+    model = ModelConfig.model_validate(entry)
+    bound: Any = app._bind(model, to_spec(model, 3.0), 0.5)._bound_deployment
+    config = bound._replica_config
+    assert (config.ray_actor_options["num_cpus"], config.ray_actor_options["num_gpus"]) == (0.5, 0)
+    assert config.placement_group_bundles == [{"CPU": 0.5, "GPU": 1}, {"GPU": 1}, {"GPU": 1}]
+    assert config.placement_group_strategy == "PACK"
+
+
 def test_a_model_of_vllm_is_bound_to_its_environment() -> None:
     entry = {"id": "m", "source": "x", "engine": "vllm", "engine_python": "/envs/v"}
     model = ModelConfig.model_validate({**entry, "engine_args": {"tensor_parallel_size": 2}})

@@ -141,3 +141,10 @@ def test_a_model_of_vllm_gets_whole_gpus_unless_a_share_is_given() -> None:
     assert shares == {"d": 2.0, "w": 1.0, "h": 0.5, "chat": 1.0}
     assert share_gpus([divided, whole], 0, no_shape) == {}
     assert to_spec(divided, 2.0).device_share == 1.0
+
+
+def test_workers_of_ray_s_have_whole_gpus_also_where_none_is_yet() -> None:
+    args = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
+    divided = entry("d", engine="vllm", engine_args=args)
+    assert share_gpus([divided], 0, no_shape) == {"d": 2.0}
+    assert share_gpus([divided, entry("chat")], 3, no_shape) == {"d": 2.0, "chat": 1.0}

@@ -69,6 +69,33 @@ def test_shares_must_fit_on_single_gpus(shares: list[float], num_gpus: int, expe
     assert fits(demands, [Node(1, num_gpus)]) is expected
 
 
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([Node(1, 2), Node(1, 2)], True),
+        ([Node(1, 4)], True),
+        ([Node(1, 2), Node(1, 1)], False),
+        ([Node(0.1, 2), Node(0.1, 2)], False),  # no node has the replica's cores beside a GPU
+        ([Node(8), Node(0, 4)], False),
+    ],
+)
+def test_gpus_of_a_replica_that_is_spread_may_be_on_several_nodes(
+    nodes: list[Node], expected: bool
+) -> None:
+    assert fits([Demand("m", 1, 0.5, 4.0, is_spread=True)], nodes) is expected
+    assert fits([Demand("m", 1, 0.5, 4.0)], [Node(1, 2), Node(1, 2)]) is False
+
+
+def test_a_model_whose_workers_ray_starts_is_spread_whatever_its_section_says() -> None:
+    args = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
+    entry = {"id": "m", "source": "x", "engine": "vllm", "engine_args": args, "num_cpus": 0.3}
+    config = AppConfig.model_validate({"models": [entry]})
+    sections = [{"name": "m", "ray_actor_options": {"num_cpus": 2}}]
+    for given, num_cpus in (((), 0.3), (sections, 2)):
+        found = demands_of(config, given, {"m": 2.0}, has_ledger=False)
+        assert found[1] == Demand("m", 1, num_cpus, 2.0, is_spread=True)
+
+
 ARGS = AppConfig.model_validate({"models": [{"id": "a/b", "source": "x", "num_cpus": 0.3}]})
 
 

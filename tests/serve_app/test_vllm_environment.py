@@ -101,3 +101,12 @@ def test_a_divided_model_has_worker_processes_and_an_exact_one_invariant_kernels
     variables = runtime_env_of(entry(engine_args=args, exact=True))["env_vars"]
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in variables
     assert variables["VLLM_BATCH_INVARIANT"] == "1"
+
+
+def test_workers_on_several_nodes_have_their_own_addresses_and_the_replica_opens_no_gpu() -> None:
+    args = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
+    variables = runtime_env_of(entry(engine_args=args))["env_vars"]
+    assert "VLLM_HOST_IP" not in variables
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in variables
+    assert variables["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] == "1"
+    assert "VLLM_HOST_IP" in runtime_env_of(entry())["env_vars"]

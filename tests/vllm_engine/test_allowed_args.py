@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 GIVEN = {
     "tensor_parallel_size": 2,
+    "distributed_executor_backend": "ray",
     "quantization": "fp8",
     "kv_cache_dtype": "fp8",
     "gpu_memory_utilization": 0.5,

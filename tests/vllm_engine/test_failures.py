@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,3 +31,10 @@ def test_a_report_without_a_scheduler_is_an_os_error() -> None:
     record.close()
     with pytest.raises(OSError, match="No such file"):
         report(record.path, "a")
+
+
+def test_a_path_that_leads_to_a_file_of_another_process_is_left_as_it_is(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    with theirs.open("w") as file, pytest.raises(OSError, match="is not the scheduler's"):
+        report(f"/proc/{os.getpid()}/fd/{file.fileno()}", "a")
+    assert theirs.read_text() == ""

@@ -4,8 +4,10 @@ import logging.config
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ray.exceptions import RayTaskError
 
 from deployments.vllm_engine.logs import SILENT, VARIABLE, Cause, EngineLogs, remove_inherited
 
@@ -64,6 +66,13 @@ def test_neither_warnings_nor_others_errors_nor_the_news_of_the_end_are_causes(
     fail("the root")
     logging.getLogger("vllm.engine").error("the handler failed", exc_info=EngineDeadError())
     assert logs.last_cause() == Cause("ValueError", "the root")
+
+
+def test_what_a_worker_of_ray_raised_is_told_without_ray_s_lines(logs: EngineLogs) -> None:
+    made: Any = RayTaskError  # Ray leaves it untyped
+    error = made("load", "a traceback\nof many lines", ValueError("no kernel for heads of 7"))
+    logging.getLogger("vllm.core").error("failed", exc_info=error.as_instanceof_cause())
+    assert logs.first_cause() == Cause("ValueError", "no kernel for heads of 7")
 
 
 def test_half_a_line_of_a_killed_process_hides_no_other(logs: EngineLogs) -> None:

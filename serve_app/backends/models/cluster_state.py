@@ -155,13 +155,16 @@ def running_demands() -> Mapping[str, Sequence[Demand]]:
 
 
 def _demand_of(name: str, details: Mapping[str, Any]) -> Demand:
-    options = details["deployment_config"].get("ray_actor_options") or {}
+    config = details["deployment_config"]
+    options = config.get("ray_actor_options") or {}
+    num_bundled = sum(each.get("GPU", 0.0) for each in config.get("placement_group_bundles") or ())
     num_cpus = options.get("num_cpus")
     return Demand(
         name,
         int(details.get("target_num_replicas") or 0),
         1.0 if num_cpus is None else float(num_cpus),  # Ray's default
-        float(options.get("num_gpus") or 0.0),
+        num_bundled or float(options.get("num_gpus") or 0.0),
+        is_spread=num_bundled > 0,
     )
 
 

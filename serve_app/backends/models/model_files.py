@@ -138,7 +138,8 @@ def unreadable(specs: Iterable[ModelSpec], nodes: Nodes | None = None) -> Iterat
 
 def _can_hold(resources: Mapping[str, float], spec: ModelSpec) -> bool:
     """Return whether a node may hold a replica, which the file may let need less of the CPU."""
-    return resources.get("GPU", 0.0) >= spec.num_gpus and resources.get("CPU", 0.0) > 0
+    num_gpus = 1.0 if spec.entry.engine_args.uses_ray else spec.num_gpus
+    return resources.get("GPU", 0.0) >= num_gpus and resources.get("CPU", 0.0) > 0
 
 
 def problem_of(spec: ModelSpec) -> str | None:

@@ -384,7 +384,9 @@ def _model_deployment_problems(
     scaling = deployment.get("autoscaling_config") or {}
     yield from _policy_problems(scaling.get("policy") or {}, f"{path}.autoscaling_config.policy")
     options = deployment.get("ray_actor_options")
-    if options is not None:
+    if model.engine_args.uses_ray:
+        yield from _placement_problems(deployment, path)
+    elif options is not None:
         yield from _resource_problems(options, model, f"{path}.ray_actor_options")
 
 
@@ -400,6 +402,18 @@ def _policy_problems(policy: dict[str, Any], path: str) -> Iterator[str]:
             LoadPolicy(**kwargs)
         except ValueError as error:
             yield f"{where}: {error}"
+
+
+def _placement_problems(deployment: dict[str, Any], path: str) -> Iterator[str]:
+    """Yield what can't be said of a model whose workers Ray starts, in a group of its own."""
+    why = {
+        "ray_actor_options": "the replica has no GPU of its own, and `num_cpus` is a key of the "
+        "model's entry",
+        "max_replicas_per_node": "a replica may be on several nodes",
+    }
+    for key, reason in why.items():
+        if deployment.get(key) is not None:
+            yield (f"{path}.{key}: leave it out: with `distributed_executor_backend: ray` {reason}")
 
 
 def _resource_problems(options: dict[str, Any], model: ModelConfig, path: str) -> Iterator[str]:

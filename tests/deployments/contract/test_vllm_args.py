@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deployments.contract.model_spec import ModelConfig
+from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.contract.vllm_args import ENTRY_KEYS, VllmArgs
 
 
@@ -41,7 +41,7 @@ def test_every_key_is_either_allowed_or_refused() -> None:
         ("allowed_local_media_path", "the server reads media itself"),
         ("speculative_config", "no stream could move"),
         ("data_parallel_size", "write `num_replicas`"),
-        ("distributed_executor_backend", "all GPUs of a replica are on one node"),
+        ("nnodes", "write `distributed_executor_backend: ray`"),
     ],
 )
 def test_a_key_of_vllms_that_may_not_be_set_is_refused_with_the_reason(key: str, why: str) -> None:
@@ -119,6 +119,33 @@ def test_another_number_of_gpus_than_a_model_is_divided_among_is_refused(
     keys: dict[str, Any],
 ) -> None:
     assert refusal(engine="vllm", engine_args={"tensor_parallel_size": 4}, **keys)
+
+
+DIVIDED = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"engine_args": {"distributed_executor_backend": "mp"}}, "write tensor_parallel_size or"),
+        ({"engine_args": DIVIDED, "task": "embed"}, "only a model that generates"),
+        ({"engine_args": DIVIDED, "device": "cpu"}, "Ray starts workers on GPUs only"),
+        ({"engine_args": DIVIDED, "num_gpus": 0}, "Ray starts workers on GPUs only"),
+        ({"engine_args": DIVIDED, "num_gpus": 1}, "num_gpus must be 'auto', 0 or 2"),
+        ({"engine_args": {**DIVIDED, "distributed_executor_backend": "uni"}}, "'mp' or 'ray'"),
+    ],
+)
+def test_what_has_no_workers_on_gpus_is_not_divided_over_nodes(
+    keys: dict[str, Any], why: str
+) -> None:
+    assert why in refusal(engine="vllm", **keys)
+
+
+def test_a_replica_whose_workers_ray_starts_has_no_gpu_of_its_own() -> None:
+    divided = entry(engine="vllm", engine_args=DIVIDED)
+    assert ModelSpec(divided, "x", 2.0).num_own_gpus == 0
+    on_one_node = entry(engine="vllm", engine_args={"tensor_parallel_size": 2})
+    assert ModelSpec(on_one_node, "x", 2.0).num_own_gpus == 2
 
 
 def test_several_gpus_need_vllm() -> None:

@@ -2,9 +2,11 @@ import pytest
 import ray
 import torch
 
+from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.device.device import CpuDevice, CudaDevice
+from deployments.device.process_tree import RankGpus
 from deployments.replica import assigned_device
-from deployments.replica.assigned_device import open_assigned_device
+from deployments.replica.assigned_device import open_assigned_device, open_watched_device
 from tests.deployments.tiny_folder import spec
 
 
@@ -63,3 +65,16 @@ def test_a_share_that_differs_from_the_entry_s_is_refused(
     says = f"asks for num_gpus {asked:g}, but Ray has reserved {given:g}: `ray_actor_options`"
     with pytest.raises(ValueError, match=says):
         open_assigned_device(spec("m", num_gpus=asked, device="auto"))
+
+
+def test_a_replica_whose_workers_ray_starts_has_none_of_their_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    args = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
+    entry = {"id": "m", "source": "x", "engine": "vllm", "engine_args": args}
+    divided = ModelSpec(ModelConfig.model_validate(entry), "x", 2.0)
+    assign(monkeypatch, {"CPU": 1.0})
+    assert open_watched_device(divided) == RankGpus(2)
+    assign(monkeypatch, {"CPU": 1.0, "GPU": 2.0})
+    with pytest.raises(ValueError, match="asks for num_gpus 0, but Ray has reserved 2"):
+        open_watched_device(divided)

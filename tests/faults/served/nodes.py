@@ -121,11 +121,12 @@ class Cluster:
         ]
         return Node(command, environment, self.folder / f"{name}.log", http_port)
 
-    def add_worker(self) -> Node:
+    def add_worker(self, num_gpus: int = 0) -> Node:
         """Start another node."""
         name = f"worker-{len(self.workers)}"
         http_port = free_port() if self._has_haproxy else self.head.http_port
-        self.workers.append(self._start(name, http_port, f"--address=127.0.0.1:{self._port}"))
+        joined = (f"--address=127.0.0.1:{self._port}", f"--num-gpus={num_gpus}")
+        self.workers.append(self._start(name, http_port, *joined))
         return self.workers[-1]
 
     def stop(self) -> None:

@@ -1,6 +1,6 @@
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import ray
@@ -105,7 +105,7 @@ def states_of(
 def test_what_running_applications_reserve_is_what_serve_wants_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def deployment(wanted: int, **options: float) -> dict[str, object]:
+    def deployment(wanted: int, **options: float) -> dict[str, Any]:
         config = {"ray_actor_options": options}
         return {"deployment_config": config, "target_num_replicas": wanted}
 
@@ -113,14 +113,18 @@ def test_what_running_applications_reserve_is_what_serve_wants_now(
         "m": deployment(2, num_cpus=0.5, num_gpus=1),
         "Plain": deployment(1),
         "None": deployment(1, num_cpus=0),
+        "spread": deployment(1, num_cpus=0.5, num_gpus=0),
     }
+    bundles = [{"CPU": 0.5, "GPU": 1.0}, {"GPU": 1.0}]
+    deployments["spread"]["deployment_config"]["placement_group_bundles"] = bundles
     details = {"applications": {"a": {"deployments": deployments}, "building": {}}}
     asked = SimpleNamespace(get_serve_instance_details=SimpleNamespace(remote=lambda: details))
     client = SimpleNamespace(_controller=asked)
     monkeypatch.setattr(cluster_state, "_get_global_client", lambda **_: client)
     monkeypatch.setattr(ray, "get", lambda found, timeout: found)
+    spread = Demand("spread", 1, 0.5, 2.0, is_spread=True)
     assert cluster_state.running_demands() == {
-        "a": [Demand("m", 2, 0.5, 1.0), Demand("Plain", 1, 1.0), Demand("None", 1, 0.0)],
+        "a": [Demand("m", 2, 0.5, 1.0), Demand("Plain", 1, 1.0), Demand("None", 1, 0.0), spread],
         "building": [],
     }
 

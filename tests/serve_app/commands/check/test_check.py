@@ -365,6 +365,27 @@ def test_a_file_that_can_not_be_read_is_named(
     assert capsys.readouterr().err == f"{tmp_path / 'none.yaml'}: No such file or directory\n"
 
 
+def test_resources_of_a_replica_whose_workers_ray_starts_are_refused() -> None:
+    args = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
+    application = {
+        "import_path": "serve_app.app:build",
+        "args": {
+            "models": [{"id": "m", "source": "s", "engine": "vllm", "engine_args": args}],
+            "auth": {"allow_anonymous": True},
+        },
+        "deployments": [
+            {
+                "name": "m",
+                "ray_actor_options": {"num_cpus": 1, "num_gpus": 2},
+                "max_replicas_per_node": 1,
+            }
+        ],
+    }
+    options, per_node = find_problems(yaml.safe_dump({"applications": [application]}))
+    assert options.startswith("applications[0].deployments[0].ray_actor_options: leave it out: ")
+    assert per_node.startswith("applications[0].deployments[0].max_replicas_per_node: leave it ")
+
+
 def test_resources_that_take_vllms_environment_away_are_refused_with_what_to_write() -> None:
     model: dict[str, Any] = {"id": "m", "source": "s", "engine": "vllm", "engine_python": "/envs/v"}
     options: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1}

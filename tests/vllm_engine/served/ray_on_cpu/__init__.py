@@ -1,0 +1,1 @@
+"""What has vLLM's CPU build run on GPUs that Ray only counts."""
