@@ -45,10 +45,11 @@ from deployments.plan.replica_report import (
     MemoryPlan,
     ReplicaReport,
     ReplicaState,
+    SleepState,
     Waits,
     WorkCounts,
 )
-from deployments.plan.start_times import note_start
+from deployments.plan.start_times import note_start, note_wake
 from deployments.replica.assigned_device import open_assigned_device
 from deployments.replica.light_sleep import LightSleeper, Sleeper, Turn, TurnEnd
 from deployments.replica.metrics import MemoryMetrics, ReplicaMetrics
@@ -325,6 +326,12 @@ class ModelReplica:
         """Where the weights are while the model sleeps; see `LightSleep`."""
         return 2
 
+    def _observe_sleep(self, report: LightSleep) -> None:
+        """Record how the replica sleeps, and keep how long it took to wake for those who plan."""
+        self._metrics.observe_sleep(report)
+        if report.state is SleepState.AWAKE and report.last_wake_s is not None and is_actor():
+            note_wake(self._spec, report.last_wake_s)
+
     def _open_sleeper(
         self, engine: Sleeper, turn: Turn | None = None, turn_end: TurnEnd | None = None
     ) -> LightSleeper:
@@ -334,7 +341,7 @@ class ModelReplica:
             engine,
             self._spec.entry.light_sleep_after_s,
             lambda: read_memory().held_bytes,
-            self._metrics.observe_sleep,
+            self._observe_sleep,
             is_pinned,
             turn=turn,
             turn_end=turn_end,

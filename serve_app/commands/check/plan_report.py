@@ -10,7 +10,7 @@ from rich.table import Table
 
 from deployments.plan.memory_budget import GIB, HEADROOM
 from deployments.plan.replica_plan import ReplicaPlan
-from deployments.plan.start_times import last_start_s
+from deployments.plan.start_times import last_start_s, last_wake_s
 from serve_app.commands.check.plan import (
     SLEEPER_BYTES,
     Card,
@@ -60,7 +60,7 @@ def _turns(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig) -> Ite
     least = "three times a swap" if turns.min_turn_s is None else f"{turns.min_turn_s:g} s"
     for name, sets in turns.together.items():
         group = turns.groups[name]
-        swaps = LIGHT_SWAP if name in turns.light_groups else _swaps(found, [*group])
+        swaps = _swaps(found, [*group], is_light=name in turns.light_groups)
         at_once = told_together(sets) if max(map(len, sets)) > 1 else "one of them"
         yield (
             f"{', '.join(group)} take turns ({name}): {at_once} runs at a time, for at least "
@@ -77,14 +77,17 @@ def _turns(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig) -> Ite
                 )
 
 
-def _swaps(found: Sequence[Planned], group: Sequence[str]) -> str:
-    """Return what the swaps of a group take, by the last starts of its models."""
+def _swaps(found: Sequence[Planned], group: Sequence[str], *, is_light: bool) -> str:
+    """Return what the swaps of a group take, by the last starts or wakes of its models."""
+    last_s = last_wake_s if is_light else last_start_s
     specs = {each.spec.id: each.spec for each in found}
-    starts = {id_: last_start_s(specs[id_]) if id_ in specs else None for id_ in group}
-    if not any(starts.values()):
+    seconds = {id_: last_s(specs[id_]) if id_ in specs else None for id_ in group}
+    told = ", ".join(f"{id_} {_seconds(last)}" for id_, last in seconds.items())
+    if is_light:
+        return f"{LIGHT_SWAP}; the last wakes on this machine: {told}"
+    if not any(seconds.values()):
         return "A swap starts the next one, which was not measured on this machine yet"
-    told = (f"{id_} {_seconds(start_s)}" for id_, start_s in starts.items())
-    return f"A swap starts the next one; the last starts on this machine: {', '.join(told)}"
+    return f"A swap starts the next one; the last starts on this machine: {told}"
 
 
 def _seconds(start_s: float | None) -> str:
@@ -187,7 +190,9 @@ def as_json(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig | None
         {
             "device": {"total_bytes": card.memory.total_bytes, "is_gpu": card.num > 0},
             "models": [
-                _as_dict(each) | {"last_start_s": last_start_s(each.spec)} for each in found
+                _as_dict(each)
+                | {"last_start_s": last_start_s(each.spec), "last_wake_s": last_wake_s(each.spec)}
+                for each in found
             ],
             "turns": {} if turns is None else {name: [*ids] for name, ids in turns.groups.items()},
             "together": {} if turns is None else turns.together,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deployments.plan import start_times
-from deployments.plan.start_times import last_start_s, note_start
+from deployments.plan.start_times import last_start_s, last_wake_s, note_start, note_wake
 from tests.deployments.tiny_folder import spec
 
 
@@ -25,6 +25,14 @@ def test_the_last_start_of_each_model_is_kept() -> None:
         note_start(one, total_s)
     note_start(other, 3.0)
     assert (last_start_s(one), last_start_s(other)) == (7.25, 3.0)
+
+
+def test_wakes_are_kept_beside_starts() -> None:
+    note_start(spec("m"), 7.0)
+    assert last_wake_s(spec("m")) is None
+    note_wake(spec("m"), 0.5)
+    note_wake(spec("m"), 0.4)
+    assert (last_start_s(spec("m")), last_wake_s(spec("m"))) == (7.0, 0.4)
 
 
 @pytest.mark.parametrize(
@@ -93,5 +101,5 @@ def test_a_start_goes_on_where_nothing_can_be_written(
     caplog.set_level("INFO")
     harm(monkeypatch, cache)
     note_start(spec("m"), 7.0)
-    assert "the time of the start is not kept" in caplog.text
+    assert "the time is not kept among the starts" in caplog.text
     assert last_start_s(spec("m")) is None

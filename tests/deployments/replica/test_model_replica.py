@@ -10,16 +10,22 @@ from transformers.utils import logging as transformers_logging
 from deployments.contract.model_spec import ModelSpec
 from deployments.contract.telemetry.memory_report import MemoryUse, Watched
 from deployments.contract.telemetry.metric_store import MetricStore
-from deployments.contract.telemetry.metric_table import ANY_REPLICA
+from deployments.contract.telemetry.metric_table import ANY_REPLICA, GENERATOR
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.device.device import CpuDevice, MemoryDevice
 from deployments.plan.memory_budget import DeviceMemoryError
 from deployments.plan.replica_plan import plan_replica
-from deployments.plan.replica_report import MemoryPlan, ReplicaState, WorkCounts
+from deployments.plan.replica_report import (
+    LightSleep,
+    MemoryPlan,
+    ReplicaState,
+    SleepState,
+    WorkCounts,
+)
 from deployments.plan.sizes import DeviceMemory
-from deployments.plan.start_times import last_start_s
+from deployments.plan.start_times import last_start_s, last_wake_s
 from deployments.replica import model_replica
-from deployments.replica.metrics import MemoryMetrics
+from deployments.replica.metrics import MemoryMetrics, ReplicaMetrics
 from deployments.replica.model_replica import ModelReplica
 from tests.deployments.tiny_folder import spec
 from tests.failing import failing
@@ -89,6 +95,20 @@ def test_a_replica_that_is_an_actor_keeps_how_long_its_start_took(
     monkeypatch.setattr(model_replica, "is_actor", lambda: True)
     started = Replica(spec("m"), open_cpu)
     assert last_start_s(spec("m")) == started._phases.total_s
+
+
+def test_a_replica_that_is_an_actor_keeps_how_long_it_took_to_wake(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(model_replica, "is_actor", lambda: True)
+    replica = Replica(spec("m"), open_cpu)
+    replica._metrics = ReplicaMetrics(MetricStore(GENERATOR), "m")
+    replica._observe_sleep(LightSleep(SleepState.AWAKE, 0.0))
+    assert last_wake_s(spec("m")) is None, "it has never slept"
+    replica._observe_sleep(LightSleep(SleepState.AWAKE, 1.0, num_sleeps=1, last_wake_s=0.4))
+    replica._observe_sleep(LightSleep(SleepState.ASLEEP, 2.0, num_sleeps=2, last_wake_s=0.4))
+    assert last_wake_s(spec("m")) == 0.4
 
 
 def test_a_replica_that_is_let_go_stops_its_model() -> None:

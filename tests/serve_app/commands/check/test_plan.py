@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from deployments.plan import cgroup
 from deployments.plan.memory_budget import GIB
-from deployments.plan.start_times import note_start
+from deployments.plan.start_times import note_start, note_wake
 from serve_app.commands.check import plan as planning
 from serve_app.commands.check.plan import (
     SLEEPER_BYTES,
@@ -320,6 +320,14 @@ def test_models_that_sleep_lightly_between_their_turns_are_counted_as_sleepers(
     assert "A swap starts the next one" in told[False].stdout
     assert "The others sleep lightly meanwhile" in told[True].stdout
     assert "A swap starts the next one" not in told[True].stdout
+    assert "the last wakes on this machine: a not measured yet, b" in told[True].stdout
+    note_wake(to_spec(models_of(file)[0], 0.0), 0.44)
+    # All three are the same model.
+    assert "the last wakes on this machine: a 0.4 s, b 0.4 s, c 0.4 s" in run(str(file)).stdout
+    plan = json.loads(run(str(file), "--json").stdout)
+    assert {(each["last_wake_s"], each["last_start_s"]) for each in plan["models"]} == {
+        (0.44, None)
+    }
 
 
 def test_a_model_has_its_turn_beside_the_sleepers_of_its_group() -> None:
