@@ -1,10 +1,11 @@
 """Compares what a replica's start costs with and without what makes it cheaper.
 
 Each start is a fresh process that imports a replica's modules, loads pydoc-chat on the CPU and
-warms it up; Ray is imported, but does not run. "plain" starts leave Python's garbage collector on
-and compile each kernel; "replica" starts are those of an actor: the collector rests during imports,
-and the kernels are on disk. Both kinds alternate, and medians of CPU time are compared: user and
-system time of the process, which other programs disturb less than a clock.
+warms it up; Ray is imported, but does not run. "plain" starts leave Python's garbage collector on,
+compile each kernel, and let torch import its compilers for a trace; "replica" starts are those of
+an actor: the collector rests during imports, kernels are on disk, and a trace imports less. Both
+kinds alternate, and medians of CPU time are compared: user and system time of the process, which
+other programs disturb less than a clock. So is the memory that no file backs.
 
 `--sleep` compares a start with a wake from light sleep instead: by the clock, from the process's
 beginning and from the wake's to the first token of a short prompt. It also shows the memory that no
@@ -19,6 +20,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -37,12 +39,13 @@ if TYPE_CHECKING:
 
 MODEL: Final = Path(__file__).parents[1] / "models" / "pydoc-chat"
 PHASES: Final = ("imports", "weights", "warm-up")
+MEMORY: Final = "memory, MiB"
 KINDS: Final = ("plain", "replica")
 WAKES: Final = 3
 """Wakes of a process, whose median counts."""
 
 Phases = dict[str, float]
-"""CPU seconds by phase."""
+"""CPU seconds by phase, and MiB after the last one as `MEMORY`."""
 
 
 def start(source: Path, *, as_actor: bool) -> tuple["PlacedEngine", Phases]:
@@ -50,7 +53,7 @@ def start(source: Path, *, as_actor: bool) -> tuple["PlacedEngine", Phases]:
 
     Args:
         source: The model's folder.
-        as_actor: Whether to import as an actor of Ray does.
+        as_actor: Whether to import, and to trace, as an actor of Ray does.
     """
     from deployments.replica import own_actor
 
@@ -65,25 +68,33 @@ def start(source: Path, *, as_actor: bool) -> tuple["PlacedEngine", Phases]:
     with patch.object(own_actor, "is_actor", lambda: as_actor):
         import deployments.text_generator  # noqa: F401 - what Ray imports for a replica
     end_phase("imports")
+    from deployments.compute import traced_graph
     from deployments.contract.model_spec import ModelConfig, ModelSpec
+    from deployments.device.memory_readers import unshared_bytes
     from deployments.generator.placed_engine import place_engine
     from deployments.replica.assigned_device import open_assigned_device
 
     entry = ModelConfig(id=source.name, source=str(source), device="cpu", light_sleep_after_s=3600)
     spec = ModelSpec(entry, entry.source, 0)
-    return place_engine(spec, open_assigned_device(spec), end_phase), seconds
+    with nullcontext() if as_actor else patch.object(traced_graph, "locating_cheaply", nullcontext):
+        placed = place_engine(spec, open_assigned_device(spec), end_phase)
+    seconds[MEMORY] = unshared_bytes() / 2**20
+    return placed, seconds
 
 
 def sleep_and_wake(source: Path) -> Phases:
     """Start in this process, sleep and wake; return seconds by the clock, and MiB by state."""
     placed, _ = start(source, as_actor=True)
-    engine, process = placed.engine, psutil.Process()
+    from deployments.device.memory_readers import unshared_bytes
+
+    engine = placed.engine
     _run_to_first_token(engine)
-    found = {"start": time.time() - process.create_time(), "awake": _own_mib(process)}
+    start_s = time.time() - psutil.Process().create_time()
+    found = {"start": start_s, "awake": unshared_bytes() / 2**20}
     waking = []
     for _ in range(WAKES):
         engine.sleep()
-        found["asleep"] = _own_mib(process)
+        found["asleep"] = unshared_bytes() / 2**20
         began_s = time.monotonic()
         engine.wake()
         _run_to_first_token(engine)
@@ -98,11 +109,6 @@ def _run_to_first_token(engine: "Engine") -> None:
     engine.add(SequenceRequest("r", tuple(range(2, 34)), SamplingParams(max_tokens=1)))
     while engine.has_work:
         engine.step()
-
-
-def _own_mib(process: psutil.Process) -> float:
-    memory = process.memory_info()
-    return (memory.rss - memory.shared) / 2**20
 
 
 def measure(kind: str, folder: Path, source: Path = MODEL) -> Phases:
@@ -135,14 +141,14 @@ def table_of(rounds: list[tuple[Phases, Phases]]) -> Table:
     table = Table(title=f"CPU seconds of a start, medians of {len(rounds)} pairs")
     for column in ("phase", *KINDS, "plain / replica"):
         table.add_column(column, justify="right")
-    for phase in (*PHASES, "all"):
+    for phase in (*PHASES, "all", MEMORY):
         pairs = [(_of(plain, phase), _of(replica, phase)) for plain, replica in rounds]
         table.add_row(phase, *(f"{figure:.2f}" for figure in compared(pairs)))
     return table
 
 
 def _of(phases: Phases, phase: str) -> float:
-    return sum(phases.values()) if phase == "all" else phases[phase]
+    return sum(phases[each] for each in PHASES) if phase == "all" else phases[phase]
 
 
 def sleep_table_of(rounds: list[Phases]) -> Table:

@@ -7,10 +7,14 @@ Attention is an input of the trace: a function that knows which rows belong toge
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -83,7 +87,7 @@ def trace_graph(
     fake_tensors = logging.getLogger("torch._subclasses.fake_tensor")
     fake_tensors.disabled = True
     try:
-        with torch.inference_mode(mode=False), torch.no_grad():
+        with torch.inference_mode(mode=False), torch.no_grad(), locating_cheaply():
             graph: torch.fx.GraphModule = tracer(*inputs)
     except Exception as error:  # a foreign model may raise anything
         raise NotTraceableError(f"{type(error).__name__}: {error}") from error
@@ -92,6 +96,23 @@ def trace_graph(
     _refuse_guards(graph)
     _refuse_values(graph)
     return graph
+
+
+@contextmanager
+def locating_cheaply() -> Iterator[None]:
+    """Let the trace find the model's own lines without torch's compilers meanwhile.
+
+    For each symbol, torch looks for the line that made it, to name it in messages. To know its own
+    files, which it passes over, it imports 400 modules that trace nothing: `torch.export`, parts of
+    Inductor, and networkx. They would take 17 MiB until the process ends.
+    """
+    files = {
+        vars(module).get("__file__")
+        for name, module in sys.modules.copy().items()
+        if name.partition(".")[0] == "torch"
+    }
+    with patch.object(symbolic_shapes, "uninteresting_files", lambda: files, create=True):
+        yield
 
 
 def _refuse_guards(graph: torch.fx.GraphModule) -> None:

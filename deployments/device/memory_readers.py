@@ -36,6 +36,16 @@ def memory_reader(device: MemoryDevice) -> Callable[[], MemoryUse]:
     return CpuMemory()
 
 
+def unshared_bytes() -> int:
+    """Return the memory of this process that no file backs.
+
+    The rest is pages of files, such as torch's libraries. They are in memory once for all processes
+    that map them, and the system drops them when others need memory.
+    """
+    memory = psutil.Process().memory_info()
+    return int(memory.rss) - int(getattr(memory, "shared", 0))  # Linux tells it
+
+
 class CpuMemory:
     """Reads the memory of this process, and of its container or else of the machine."""
 

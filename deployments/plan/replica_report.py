@@ -195,8 +195,8 @@ class LightSleep:
         num_sleeps: How often it has fallen asleep.
         level: Where its weights are while it sleeps: 1 in pinned host memory, 2 in a file; None if
             it has never fallen asleep.
-        awake_bytes: Memory of the process, on a GPU that of the GPU, before it last fell asleep;
-            None if it never has.
+        awake_bytes: Memory of the process without pages of files, which processes share, on a GPU
+            that of the GPU, before it last fell asleep; None if it never has.
         asleep_bytes: The same, right after.
         last_wake_s: How long it last took to wake; None if it never has.
     """

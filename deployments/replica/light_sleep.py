@@ -111,7 +111,7 @@ class LightSleeper:
         Args:
             engine: The engine.
             after_s: Seconds without use after which it falls asleep; None for never.
-            read_bytes: Returns the memory of this process.
+            read_bytes: Returns the memory of its device that this process keeps from others.
             on_change: Called with each new report.
             is_kept_awake: Asked each time before it falls asleep; if so, it is asked again after
                 another `after_s`.

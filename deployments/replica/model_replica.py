@@ -37,7 +37,7 @@ from deployments.contract.telemetry.tracing import SpanKind, open_tracer
 from deployments.contract.unsupported_model import UnsupportedModelError, reason_of
 from deployments.contract.user_config import given_settings
 from deployments.device.device import MemoryDevice
-from deployments.device.memory_readers import memory_reader
+from deployments.device.memory_readers import memory_reader, unshared_bytes
 from deployments.device.monitor import MemoryMonitor
 from deployments.plan.memory_budget import GIB, DeviceMemoryError
 from deployments.plan.replica_report import (
@@ -336,11 +336,11 @@ class ModelReplica:
         self, engine: Sleeper, turn: Turn | None = None, turn_end: TurnEnd | None = None
     ) -> LightSleeper:
         """Return what puts the model to sleep; for the arguments, see there."""
-        read_memory = self._read_memory()
+        read_memory, on_cpu = self._read_memory(), self._device.torch_device.type == "cpu"
         return LightSleeper(
             engine,
             self._spec.entry.light_sleep_after_s,
-            lambda: read_memory().held_bytes,
+            unshared_bytes if on_cpu else lambda: read_memory().held_bytes,
             self._observe_sleep,
             is_pinned,
             turn=turn,

@@ -39,14 +39,32 @@ print("heavy", *(name for name in {heavy!r} if name in sys.modules))
 """
 """Says whether the collector works at each large import and after all, and which are heavy."""
 
+TRACING = """
+import sys
+
+import torch
+
+from deployments.compute.traced_graph import trace_graph
+
+trace_graph(lambda rows: rows * rows.shape[0], (torch.zeros(7, 3),))
+print(*(name for name in {unused!r} if name in sys.modules))
+"""
+
+UNUSED = ("networkx", "torch.export._trace", "torch._functorch.aot_autograd")
+"""Modules that `make_fx` would import to tell lines of torch from a model's."""
+
 
 @cache
 def printed(module: str) -> set[str]:
     """Import a module in a process of its own, once for all tests, and return what that printed."""
-    command = [sys.executable, "-c", PROGRAM.format(module=module, heavy=HEAVY)]
+    return set(run(PROGRAM.format(module=module, heavy=HEAVY)).splitlines())
+
+
+def run(program: str) -> str:
+    command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.splitlines())
+    return done.stdout
 
 
 @pytest.mark.slow
@@ -60,3 +78,8 @@ def test_a_replica_starts_without_heavy_modules(module: str) -> None:
 def test_the_collector_rests_while_an_actor_imports_what_is_large(module: str) -> None:
     expected = {"ray.serve False", "torch False", "transformers False", "then True"}
     assert printed(module) - {"heavy"} == expected
+
+
+@pytest.mark.slow
+def test_a_trace_imports_no_compilers() -> None:
+    assert run(TRACING.format(unused=UNUSED)).split() == []

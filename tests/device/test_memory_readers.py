@@ -1,6 +1,9 @@
+import mmap
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -8,7 +11,13 @@ import pytest
 import torch
 
 from deployments.device.device import CpuDevice, CudaDevice
-from deployments.device.memory_readers import CpuMemory, CudaMemory, NvmlDevice, memory_reader
+from deployments.device.memory_readers import (
+    CpuMemory,
+    CudaMemory,
+    NvmlDevice,
+    memory_reader,
+    unshared_bytes,
+)
 from deployments.plan import cgroup
 from deployments.plan.cgroup import ContainerMemory
 
@@ -140,6 +149,22 @@ def test_a_container_s_memory_is_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(cgroup, "memory", lambda: ContainerMemory(1000, 400))
     use = CpuMemory()()
     assert (use.device_total_bytes, use.device_used_bytes) == (1000, 400)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems don't tell shared pages")
+def test_memory_that_is_not_shared_is_without_the_pages_of_files(tmp_path: Path) -> None:
+    file, size = tmp_path / "mapped", 256 * 2**20
+    file.write_bytes(bytes(size))
+    before = unshared_bytes()
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+        resident = psutil.Process().memory_info().rss
+        assert max(pages[:: mmap.PAGESIZE]) == 0
+        assert psutil.Process().memory_info().rss > resident + size // 2
+        assert unshared_bytes() < before + size // 2
+    own = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
+    own.write(bytes(size))
+    assert unshared_bytes() > before + size // 2
+    own.close()
 
 
 @pytest.mark.usefixtures("_gpu")

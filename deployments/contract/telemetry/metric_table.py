@@ -93,7 +93,7 @@ ASLEEP: Final = _gauge(
 )
 ASLEEP_MEMORY: Final = _gauge(
     "raystream_replica_asleep_memory_bytes",
-    "Memory of the replica's process right after it last fell asleep.",
+    "Memory of the replica's process right after it last fell asleep, without pages of files.",
 )
 WAKE_TIME: Final = _gauge(
     "raystream_replica_last_wake_seconds", "How long the replica last took to wake."

@@ -177,8 +177,8 @@ class LightSleep(Figures):
         "null if it has never fallen asleep."
     )
     awake_bytes: int | None = Field(
-        description="Memory of its process, on a GPU that of the GPU, before it last fell asleep; "
-        "null if it never has."
+        description="Memory of its process without pages of files, which processes share, on a GPU "
+        "that of the GPU, before it last fell asleep; null if it never has."
     )
     asleep_bytes: int | None = Field(description="The same, right after.")
     last_wake_s: float | None = Field(
