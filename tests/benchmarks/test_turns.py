@@ -139,11 +139,12 @@ def test_models_that_sleep_lightly_have_room_beside_each_other() -> None:
 
 @pytest.mark.ray
 @pytest.mark.soak
+@pytest.mark.parametrize("is_light", [False, True], ids=["ends", "light"])
 def test_thirty_clients_of_three_models_are_answered_in_turn(
-    tmp_path: Path, record: Record
+    tmp_path: Path, record: Record, is_light: bool
 ) -> None:
     """The short twins are in `tests/scaling/turns`."""
-    report = measured(180, 30, MIN_TURN_S, tmp_path)
+    report = measured(180, 30, MIN_TURN_S, tmp_path, is_light=is_light)
     for row in report.rows:
         record(row.what, row.found)
     assert report.num_whole == report.num_equal == len(report.answers)

@@ -1,6 +1,6 @@
 """Models with room for one: they take turns, and what runs is parked, not lost, whatever dies.
 
-The long twin is in `tests/benchmarks/test_turns.py`.
+The long twins are in `tests/benchmarks/test_turns.py`.
 """
 
 import asyncio
