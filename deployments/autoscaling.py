@@ -129,6 +129,9 @@ class ReplicaLoad:
         kv_usage: The part of the KV memory that running sequences hold.
         waiting_tokens: Tokens of what waits: prompts, and the tokens that may be generated.
         awake: 1 if the model is in memory, 0 while it sleeps lightly or wakes.
+        kept: 1 if the process is to stay without load, since it sleeps lightly or soon will.
+        ending: 1 if the process is to end without Serve's delay: it has slept lightly for long
+            enough, or the machine's memory is short.
     """
 
     running: float
@@ -138,6 +141,8 @@ class ReplicaLoad:
     kv_usage: float = 0.0
     waiting_tokens: float = 0.0
     awake: float = 1.0
+    kept: float = 0.0
+    ending: float = 0.0
 
     @property
     def wanted(self) -> float:
@@ -166,6 +171,7 @@ class Context(Protocol):
         total_queued_requests: Requests that no replica has got yet, the mean over
             `look_back_period_s`.
         aggregated_metrics: By name of a figure, the mean of each replica over `look_back_period_s`.
+        raw_metrics: The same, the values that each has reported, the latest one last.
         config: The deployment's `autoscaling_config`; written for one loop.
     """
 
@@ -176,6 +182,7 @@ class Context(Protocol):
     target_num_replicas: int
     total_queued_requests: float
     aggregated_metrics: Mapping[str, Mapping[Any, float]] | None
+    raw_metrics: Mapping[str, Mapping[Any, Sequence[Any]]] | None
     config: Any
 
 
@@ -262,6 +269,15 @@ class Demand:
 PINNED: Final[Mapping[str, bool]] = {"is_pinned": True}
 """The state of a pinned model's policy, by which `deployments.turns` knows."""
 
+KEPT: Final[Mapping[str, bool]] = {"is_kept": True}
+"""The same of a model that has no load, and replicas only so that they sleep lightly."""
+
+
+def _num_latest(ctx: Context, name: str) -> int:
+    """Return of how many running replicas the latest report has 1 for a figure."""
+    reported = (ctx.raw_metrics or {}).get(name, {}).values()
+    return sum(1 for series in reported if series and series[-1].value)
+
 
 def _is_to_end(ctx: Context, ending: frozenset[str]) -> bool:
     """Return whether an operator wants some of the running replicas to end, and no request waits.
@@ -282,6 +298,9 @@ class LoadPolicy:
     others stay below `busy_to_leave` without it, and never while requests wait for the way to a
     replica: those are in no report. Between the two thresholds nothing changes, so that a load at
     one of them does not make replicas come and go.
+
+    Without load the last replica stays as long as it says so, since it sleeps lightly or will, and
+    then ends without Serve's delay: it has waited long enough (`deployments.replica.deep_sleep`).
 
     An operator's wish goes before the load: a pinned model keeps a replica, and one that was put to
     sleep ends without Serve's delays once nothing runs or waits.
@@ -312,7 +331,7 @@ class LoadPolicy:
             )
 
     def __call__(self, ctx: Context) -> tuple[int, dict[str, Any]]:
-        """Return the number of replicas, and the state `PINNED` if an operator has pinned it."""
+        """Return the number of replicas, and the state: `PINNED`, `KEPT` or none."""
         wish = self.wish.of(ctx)
         if wish.is_pinned:
             return max(self._by_load(ctx), 1), dict(PINNED)
@@ -323,7 +342,16 @@ class LoadPolicy:
             # loop.
             ctx.config = ctx.config.model_copy(update=WITHOUT_DELAY)
             return 0, {}
-        return self._by_load(ctx), {}
+        number = self._by_load(ctx)
+        return (number, {}) if number else self._without_load(ctx)
+
+    def _without_load(self, ctx: Context) -> tuple[int, dict[str, Any]]:
+        """Return the replicas of a model that nobody uses, and the state `KEPT` if any stays."""
+        num_kept, num_ending = _num_latest(ctx, "kept"), _num_latest(ctx, "ending")
+        if num_ending:
+            ctx.config = ctx.config.model_copy(update=WITHOUT_DELAY)
+            return min(num_kept, ctx.target_num_replicas), dict(KEPT) if num_kept else {}
+        return (1, dict(KEPT)) if num_kept else (0, {})
 
     def _by_load(self, ctx: Context) -> int:
         """Return the number of replicas that the load needs."""

@@ -252,6 +252,7 @@ class GeneratorReplica(ModelReplica):
 
     async def _check_health(self) -> None:
         self._sleeper.watch()  # nobody may have used the model since its start
+        self._deep_sleep.look(self._sleeper)
         self._sleeper.wake_if_kept()
         await self._engine.check_health()
 

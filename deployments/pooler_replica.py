@@ -110,6 +110,7 @@ class PoolerReplica(ModelReplica):
 
     async def _check_health(self) -> None:
         self._sleeper.watch()  # nobody may have used the model since its start
+        self._deep_sleep.look(self._sleeper)
         self._require_alive()
         is_idle = self._worker.num_batches == self._num_batches_seen
         if is_idle and await is_hung(self._worker, self.ping):

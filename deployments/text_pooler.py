@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from deployments.contract.model_spec import number
 from deployments.replica.uncollected_imports import uncollected_imports
 
 with uncollected_imports():
@@ -115,7 +116,10 @@ class TextPooler(PoolerReplica):
 
     def _open_worker(self) -> PoolingWorker:
         spec = self._spec
-        if spec.entry.light_sleep_after_s is not None and self._device.torch_device.type != "cpu":
+        if (
+            number(spec.entry.light_sleep_after_s) is not None
+            and self._device.torch_device.type != "cpu"
+        ):
             raise UnsupportedModelError(
                 "light_sleep_after_s: a model that classifies or embeds sleeps lightly only on a "
                 "CPU; write `device: cpu`, or leave it out"

@@ -34,6 +34,7 @@ from serve_app.backends.replicas.model_router import PATH as MODEL_ROUTER
 from serve_app.commands.check.check import args_problems
 from serve_app.commands.check.compose import BUILDER
 from serve_app.commands.check.model_source import task_of
+from serve_app.commands.check.sleep_check import sleep_problems
 from serve_app.commands.check.turns import light_groups_in, turn_problems
 from serve_app.commands.run import worker_logs
 from serve_app.commands.run.announcement import Announcement, local_url
@@ -188,7 +189,7 @@ def _bind_models(
     except ValueError as error:
         raise RefusedFileError(str(error)) from error
     # A model that is not told of its light group would hold memory in the turns of the others.
-    may_be_light = any(model.light_sleep_after_s is not None for model in args.models)
+    may_be_light = any(model.may_sleep_lightly for model in args.models)
     files = list(deployed_files(has_to_answer=may_be_light))
     group_of = {
         id_: name
@@ -258,7 +259,8 @@ def require_startable(
             problem
             for file in files
             if _has_args(file, args)
-            for problem in turn_problems(file.model_dump(exclude_unset=True), args)
+            for find in (turn_problems, sleep_problems)
+            for problem in find(file.model_dump(exclude_unset=True), args)
         ),
         *unreadable(specs, nodes),
     ]

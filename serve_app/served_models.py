@@ -255,7 +255,5 @@ def catalog_of(backends: ModelBackends, states: ServingStates) -> ModelCatalog:
         all_of(backends.embedders),
         is_cold=is_cold,
         state_of=state_of,
-        light_sleepers=[
-            model.id for model in config.models if model.light_sleep_after_s is not None
-        ],
+        light_sleepers=[model.id for model in config.models if model.may_sleep_lightly],
     )

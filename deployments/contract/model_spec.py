@@ -26,6 +26,12 @@ MAX_AUTO_SEQS: Final = 256
 ONGOING_MARGIN = 64
 """Calls to a model's replica beyond those it admits: probes, and requests about to be refused."""
 
+DEEP_SLEEP_AFTER_S: Final = 900.0
+"""A process that sleeps costs memory and its reserved cores, and saves a start of some seconds."""
+
+MIN_AUTO_SLEEP_S: Final = 5.0
+"""The least that `light_sleep_after_s: auto` is: for as long a model counts as used."""
+
 Auto = Literal["auto"]
 """The value of a setting that is chosen at the start."""
 
@@ -80,6 +86,7 @@ NOT_OF_VLLM: Final[Mapping[str, str]] = {
     "max_stall_ms": "write a smaller `max_batched_tokens`",
     "cuda_graphs": "write `engine_args: {enforce_eager: true}`",
     "light_sleep_after_s": "vLLM's models only end (`min_replicas: 0`)",
+    "deep_sleep_after_s": "vLLM's models only end (`min_replicas: 0`)",
 }
 """Keys of a model's entry that only raystream's own engine has, and what to write for vLLM."""
 
@@ -223,13 +230,17 @@ class ModelConfig(StrictModel):
     """Whether decode steps on a GPU are captured and launched as a whole, which takes some memory;
     false launches them kernel by kernel. Has no effect on a CPU.
     """
-    light_sleep_after_s: float | None = Field(default=None, gt=0)
+    light_sleep_after_s: Auto | Annotated[float, Field(gt=0)] | None = "auto"
     """Seconds without a request after which a replica gives the memory of its weights, and of keys
     and values, back and keeps its process; the next request reads the weights back from a file in
     the cache folder, or on a GPU from host memory, which takes a part of a start. Models that
-    classify or embed sleep so, too, but not on a GPU. null never does. Only with raystream's own
-    engine. Serve ends the process later if
-    `min_replicas` is 0 (`downscale_to_zero_delay_s`).
+    classify or embed sleep so, too, but not on a GPU. Only with raystream's own engine. auto does
+    so on a CPU for models with `min_replicas: 0` and `LoadPolicy`, when Serve would otherwise end
+    their process (`downscale_to_zero_delay_s`). null never does.
+    """
+    deep_sleep_after_s: float | None = Field(default=DEEP_SLEEP_AFTER_S, gt=0)
+    """Seconds of light sleep after which a replica's process ends, if `min_replicas` is 0 and
+    `LoadPolicy` scales the model. null leaves the process until the machine's memory is short.
     """
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "openai", "none"] = "auto"
     """How the model writes tool calls. auto asks its chat template, none refuses tools; the names
@@ -272,10 +283,16 @@ class ModelConfig(StrictModel):
                 "and `num_gpus: 0`, or `quantization: null`"
             )
         is_pooler_on_gpu = self.task != "generate" and self._runs_on_gpu
-        if self.light_sleep_after_s is not None and is_pooler_on_gpu:
+        if number(self.light_sleep_after_s) is not None and is_pooler_on_gpu:
             raise ValueError(
                 "light_sleep_after_s: a model that classifies or embeds sleeps lightly only on a "
                 "CPU; write `device: cpu` and `num_gpus: 0`, or leave it out"
+            )
+        if "deep_sleep_after_s" in self.model_fields_set and not self.may_sleep_lightly:
+            raise ValueError(
+                "deep_sleep_after_s: the model never sleeps lightly, so its process ends after "
+                "`downscale_to_zero_delay_s`; leave it out, or write the seconds after which it "
+                "sleeps lightly as `light_sleep_after_s`"
             )
         num_seqs, step_tokens = number(self.max_num_seqs), number(self.max_batched_tokens)
         if self.task == "generate" and num_seqs and step_tokens and step_tokens < num_seqs:
@@ -298,7 +315,7 @@ class ModelConfig(StrictModel):
         if self.engine_urls:
             self._check_fleet()
         for key, instead in NOT_OF_VLLM.items():
-            if getattr(self, key) != type(self).model_fields[key].default:
+            if getattr(self, key) not in (None, type(self).model_fields[key].default):
                 raise ValueError(f"engine vllm has no {key}: {instead}")
         if twice := [name for name in self.engine_args.given if name in ENTRY_KEYS]:
             keys = " and ".join(f"`{ENTRY_KEYS[name]}`" for name in twice)
@@ -413,6 +430,19 @@ class ModelConfig(StrictModel):
         return self.task == "generate" and not self._runs_on_gpu
 
     @property
+    def can_sleep_lightly(self) -> bool:
+        """Whether a replica can give the model's memory back and keep its process."""
+        is_own = self.engine == "raystream"
+        return is_own and (self.task == "generate" or not self._runs_on_gpu)
+
+    @property
+    def may_sleep_lightly(self) -> bool:
+        """Whether a replica sleeps lightly, if it is scaled so that `auto` means it."""
+        after_s = self.light_sleep_after_s
+        is_meant = after_s is not None and not (after_s == "auto" and self._runs_on_gpu)
+        return self.can_sleep_lightly and is_meant
+
+    @property
     def max_num_admitted(self) -> int:
         """The most requests that one replica admits, running and waiting."""
         return self.max_queued_requests + (self._most_seqs if self.task == "generate" else 1)
@@ -449,6 +479,19 @@ class ModelSpec:
     def id(self) -> str:
         """The name that clients ask for."""
         return self.entry.id
+
+    def light_sleep_after_s(self, to_zero_s: float | None) -> float | None:
+        """Return after how many seconds without use a replica falls asleep lightly; None for never.
+
+        Args:
+            to_zero_s: After how many Serve would end the last process; None if it never does.
+        """
+        given = self.entry.light_sleep_after_s
+        if given != "auto":
+            return given
+        # A GPU that Ray has reserved is of no use to other models while the process stays.
+        can_sleep = self.entry.may_sleep_lightly and not self.num_gpus
+        return None if to_zero_s is None or not can_sleep else max(to_zero_s, MIN_AUTO_SLEEP_S)
 
     @property
     def root(self) -> str:

@@ -58,6 +58,11 @@ def total_bytes(cgroup: Path = CGROUP) -> int:
     return total if container is None else min(total, container.limit_bytes)
 
 
+def used_share() -> float:
+    """Return the part that is in use of the machine's memory, or of the container's limit."""
+    return 1 - available_bytes() / total_bytes()
+
+
 def num_cores(cgroup: Path = CGROUP) -> float | None:
     """Return the limit on CPU time as a number of cores, or None without a limit."""
     limit = _read(cgroup / "cpu.max")

@@ -199,6 +199,9 @@ class LightSleep:
             that of the GPU, before it last fell asleep; None if it never has.
         asleep_bytes: The same, right after.
         last_wake_s: How long it last took to wake; None if it never has.
+        ends_unix_s: When its process ends unless a request wakes it, or memory gets short before;
+            None while it is awake, and if the process stays.
+        is_ending: Whether its process is to end now: that time has come, or memory is short.
     """
 
     state: SleepState
@@ -208,6 +211,8 @@ class LightSleep:
     awake_bytes: int | None = None
     asleep_bytes: int | None = None
     last_wake_s: float | None = None
+    ends_unix_s: float | None = None
+    is_ending: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,19 +98,20 @@ class LightSleeper:
     def __init__(
         self,
         engine: Sleeper,
-        after_s: float | None,
+        after_s: Callable[[], float | None],
         read_bytes: Callable[[], int | None],
         on_change: Callable[[LightSleep], None],
         is_kept_awake: Callable[[], Awaitable[bool]],
         notice_interval_s: float = NOTICE_INTERVAL_S,
         turn: Turn | None = None,
         turn_end: TurnEnd | None = None,
+        ends_instead: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start with an engine that is awake.
 
         Args:
             engine: The engine.
-            after_s: Seconds without use after which it falls asleep; None for never.
+            after_s: Returns the seconds without use after which it falls asleep; None for never.
             read_bytes: Returns the memory of its device that this process keeps from others.
             on_change: Called with each new report.
             is_kept_awake: Asked each time before it falls asleep; if so, it is asked again after
@@ -118,6 +119,8 @@ class LightSleeper:
             notice_interval_s: Seconds between two notices of `waking`.
             turn: When the engine may hold memory, which it may now; None for always.
             turn_end: How it is left when its turn is over; given with `turn`.
+            ends_instead: Asked before it falls asleep without use: whether its process is to end
+                instead, so that it stays awake until then.
         """
         assert (turn is None) == (turn_end is None), "turns end"
         self._engine = engine
@@ -125,6 +128,7 @@ class LightSleeper:
         self._read_bytes = read_bytes
         self._on_change = on_change
         self._is_kept_awake = is_kept_awake
+        self._ends_instead = ends_instead
         self._notice_interval_s = notice_interval_s
         self._turn = turn
         self._turn_end = turn_end
@@ -136,6 +140,10 @@ class LightSleeper:
         self._is_turn_over = False
         self._is_closed = False
         self.report = LightSleep(SleepState.AWAKE, time.time())
+        self.ends_instead = False
+        """Whether its process is to end, since it may not fall asleep."""
+        self.num_failures = 0
+        """How often in a row it could not fall asleep."""
 
     @property
     def state(self) -> SleepState:
@@ -147,12 +155,18 @@ class LightSleeper:
         """Whether a request that comes now finds the engine awake."""
         return self.state is SleepState.AWAKE and not self._is_turn_over
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether anybody uses the engine, or waits for it to wake."""
+        return bool(self._users)
+
     @contextmanager
     def in_use(self) -> Iterator[Use]:
         """Keep the engine from falling asleep while the block runs, but for the end of its turn."""
         use = Use()
         self._users.add(use)
         self._stop_timer()
+        self.ends_instead = False
         try:
             yield use
         finally:
@@ -196,12 +210,13 @@ class LightSleeper:
     def watch(self) -> None:
         """Begin to wait for the time to sleep, unless the engine is in use, or that has begun."""
         self._follow()
-        if self._after_s is None or self._users or self._timer is not None or self._is_closed:
+        if self._users or self._timer is not None or self._is_closed:
             return
+        after_s = self._after_s()
         # The end of a change watches, too. A timer set before it would go off in an engine that
         # sleeps.
-        if self.state is SleepState.AWAKE and self._change is None:
-            self._timer = asyncio.get_running_loop().call_later(self._after_s, self._look)
+        if after_s is not None and self.state is SleepState.AWAKE and self._change is None:
+            self._timer = asyncio.get_running_loop().call_later(after_s, self._look)
 
     def wake_if_kept(self) -> None:
         """Wake in the model's turn if it is to be kept awake, although nobody waits for that.
@@ -245,8 +260,12 @@ class LightSleeper:
     async def _sleep(self) -> None:
         """Fall asleep; try again later if the engine still runs something, or is kept awake."""
         # A request that comes after `_look`, or while this is asked, finds the engine awake.
-        if not (await self._is_kept_awake() or self._users or self._is_closed):
-            await self._give_back()
+        if await self._is_kept_awake() or self._users or self._is_closed:
+            return
+        self.ends_instead = self._ends_instead()
+        if not self.ends_instead:
+            slept = await self._give_back()
+            self.num_failures = 0 if slept else self.num_failures + 1
 
     async def _give_back(self) -> bool:
         """Let the engine give its memory back; return whether it has."""

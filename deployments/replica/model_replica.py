@@ -39,6 +39,7 @@ from deployments.contract.user_config import given_settings
 from deployments.device.device import MemoryDevice
 from deployments.device.memory_readers import memory_reader, unshared_bytes
 from deployments.device.monitor import MemoryMonitor
+from deployments.plan import cgroup
 from deployments.plan.memory_budget import GIB, DeviceMemoryError
 from deployments.plan.replica_report import (
     LightSleep,
@@ -51,6 +52,7 @@ from deployments.plan.replica_report import (
 )
 from deployments.plan.start_times import note_start, note_wake
 from deployments.replica.assigned_device import open_assigned_device
+from deployments.replica.deep_sleep import DeepSleep, MemoryPressure
 from deployments.replica.light_sleep import LightSleeper, Sleeper, Turn, TurnEnd
 from deployments.replica.metrics import MemoryMetrics, ReplicaMetrics
 from deployments.replica.own_actor import end_own_actor, is_actor
@@ -129,6 +131,8 @@ class ModelReplica:
     """Set by `_start`."""
     _sleeper: LightSleeper
     """Set by `_start`."""
+    _deep_sleep: DeepSleep
+    """Set with `_sleeper`."""
     _fingerprint: str | None = None
     _refused_user_config: str | None = None
     """Why the last `user_config` was refused; None if it applies."""
@@ -252,7 +256,12 @@ class ModelReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the load, which Serve passes to the autoscaling policy."""
-        return self._load.as_stats()
+        load = replace(
+            self._load,
+            kept=float(self._deep_sleep.is_kept(self._sleeper)),
+            ending=float(self._deep_sleep.is_ending(self._sleeper)),
+        )
+        return load.as_stats()
 
     async def ping(self) -> None:
         """Wait until the model has worked; one that sleeps lightly sleeps on.
@@ -314,11 +323,9 @@ class ModelReplica:
     @property
     def _light_sleep(self) -> LightSleep | None:
         """Whether its model sleeps lightly; None for one that never does."""
-        spec = self._spec
-        may_sleep = spec.entry.light_sleep_after_s is not None or spec.turn_group is not None
-        if not may_sleep:
+        report = self._deep_sleep.report(self._sleeper)
+        if report is None:
             return None
-        report = self._sleeper.report
         return replace(report, level=self._sleep_level if report.num_sleeps else None)
 
     @property
@@ -332,19 +339,26 @@ class ModelReplica:
         if report.state is SleepState.AWAKE and report.last_wake_s is not None and is_actor():
             note_wake(self._spec, report.last_wake_s)
 
+    @staticmethod
+    def _used_memory() -> float:
+        """Return the part of the machine's or the container's memory that is in use."""
+        return cgroup.used_share()
+
     def _open_sleeper(
         self, engine: Sleeper, turn: Turn | None = None, turn_end: TurnEnd | None = None
     ) -> LightSleeper:
         """Return what puts the model to sleep; for the arguments, see there."""
         read_memory, on_cpu = self._read_memory(), self._device.torch_device.type == "cpu"
+        self._deep_sleep = DeepSleep(self._spec, MemoryPressure(self._used_memory))
         return LightSleeper(
             engine,
-            self._spec.entry.light_sleep_after_s,
+            self._deep_sleep.light_after_s,
             unshared_bytes if on_cpu else lambda: read_memory().held_bytes,
             self._observe_sleep,
             is_pinned,
             turn=turn,
             turn_end=turn_end,
+            ends_instead=self._deep_sleep.ends_instead,
         )
 
     @property
@@ -433,6 +447,7 @@ class ModelReplica:
                 self._monitor.stop()
             if hasattr(self, "_sleeper"):
                 self._sleeper.close()
+                self._deep_sleep.close()
             # A subclass may have failed before it called `__init__`.
             if hasattr(self, "_encoding"):
                 self._stop()

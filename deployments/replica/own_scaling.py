@@ -32,6 +32,22 @@ def is_scaled_by_calls() -> bool:
     return scaling is not None and scaling.policy.policy_function != LOAD_POLICY
 
 
+def to_zero_delay_s() -> float | None:
+    """Return after how long without use Serve ends the last replica, in seconds; None for never.
+
+    None, too, if another policy than `LoadPolicy` scales the deployment: no other one reads whether
+    a process that sleeps lightly is to stay.
+    """
+    try:
+        scaling = serve.get_replica_context()._deployment_config.autoscaling_config
+    except RayServeException:  # Serve does not run this replica
+        return None
+    if scaling is None or scaling.min_replicas or scaling.policy.policy_function != LOAD_POLICY:
+        return None
+    delay_s = scaling.downscale_to_zero_delay_s
+    return float(scaling.downscale_delay_s if delay_s is None else delay_s)
+
+
 def graceful_shutdown_timeout_s() -> float:
     """Return how long Serve lets what runs go on when it stops this replica, in seconds."""
     try:

@@ -210,6 +210,7 @@ class TurnPolicy:
     def _state_of(self, group: str, context: Context, wish: _Wish) -> ModelState:
         is_there = context.current_num_replicas > 0
         is_pinned = wish.state.get("is_pinned", False)  # of `LoadPolicy`
+        is_kept = wish.state.get("is_kept", False)  # only to sleep lightly; of the same
         is_running, says_policy = is_there, is_there
         if group in self._published:
             awake = _latest(context, "awake")
@@ -224,7 +225,7 @@ class TurnPolicy:
         return ModelState(
             is_running,
             context.target_num_replicas > 0,
-            wish.num_replicas > 0 if says_policy else asked,
+            wish.num_replicas > 0 and not is_kept if says_policy else asked,
             is_pinned,
         )
 

@@ -499,14 +499,15 @@ def plan(
             assert model is not None
             entries, turns = (planning.entry_of(model, dtype, given),), None
         found = planning.plan_models(entries, card, share, turns)
+        sleeps = {} if file is None else planning.sleeps_of(file, found)
     except planning.PlanError as error:
         if not is_right:  # which has been told
             raise typer.Exit(2) from None
         _fail(str(error), 2)
     if as_json:
-        typer.echo(plan_report.as_json(found, card, turns))
+        typer.echo(plan_report.as_json(found, card, turns, sleeps))
     else:
-        plan_report.tell(found, card, turns)
+        plan_report.tell(found, card, turns, sleeps)
     raise typer.Exit(0 if is_right and planning.all_fit(found) else 1)
 
 

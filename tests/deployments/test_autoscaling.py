@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.serve._private.common import TimeStampedValue
 from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingConfig
 
@@ -50,6 +51,14 @@ def context(
         aggregated_metrics={
             name: {i: each[name] for i, each in enumerate(stats)} for name in BUSY.as_stats()
         },
+        # The reports before the last one said that there was no load, and that nothing stays.
+        raw_metrics={
+            name: {
+                i: [TimeStampedValue(0.0, value) for value in (0.0, each[name])]
+                for i, each in enumerate(stats)
+            }
+            for name in BUSY.as_stats()
+        },
     )
 
 
@@ -84,7 +93,9 @@ def test_replicas_follow_the_load(loads: Sequence[ReplicaLoad], target: int, exp
 
 
 def test_without_reports_there_is_no_load() -> None:
-    none = SimpleNamespace(**vars(context([], 0)) | {"aggregated_metrics": None})
+    none = SimpleNamespace(
+        **vars(context([], 0)) | {"aggregated_metrics": None, "raw_metrics": None}
+    )
     assert LoadPolicy()(none) == (0, {})
 
 
@@ -176,6 +187,45 @@ def test_a_model_is_put_to_sleep_once_the_reports_have_all_that_came_before() ->
     assert DELAYED.look_back_period_s == 30
     assert delayed(wishing(wish, age_s=29.9), context([IDLE], 1)) == 1
     assert delayed(wishing(wish, age_s=30.0), context([IDLE], 1)) == 0
+
+
+STAYS = replace(IDLE, kept=1.0)
+ENDS = replace(IDLE, awake=0.0, ending=1.0)
+
+
+def test_a_replica_that_sleeps_lightly_or_will_stays_without_load() -> None:
+    assert LoadPolicy()(context([STAYS], 1)) == (1, {"is_kept": True})
+    assert LoadPolicy()(context([STAYS] * 3, 3)) == (1, {"is_kept": True}), "the last one"
+    assert served(LoadPolicy(), context([STAYS], 1)) == 1
+    assert LoadPolicy()(context([replace(BUSY, kept=1.0)], 1)) == (2, {}), "by its load"
+
+
+def test_a_process_that_has_slept_long_enough_ends_without_serve_s_delay() -> None:
+    assert LoadPolicy()(context([ENDS], 1)) == (0, {})
+    assert delayed(LoadPolicy(), context([ENDS], 1)) == 0
+    assert delayed(LoadPolicy(), context([IDLE], 1)) == 1, "one that can't sleep lightly waits"
+    assert DELAYED.downscale_to_zero_delay_s == 600, "only for that decision"
+
+
+def test_of_several_sleepers_only_as_many_end_as_say_so() -> None:
+    assert delayed(LoadPolicy(), context([STAYS, ENDS, STAYS], 3)) == 2
+    assert delayed(LoadPolicy(), context([STAYS, ENDS], 1)) == 1, "no more than Serve wants"
+
+
+@pytest.mark.parametrize(
+    "used", [replace(ENDS, recent=0.2), replace(ENDS, running=0.1), replace(ENDS, waiting=0.1)]
+)
+def test_a_model_in_use_or_pinned_never_ends_by_what_its_replica_has_said(
+    used: ReplicaLoad,
+) -> None:
+    assert delayed(LoadPolicy(), context([used], 1)) == 1
+    assert delayed(LoadPolicy(), context([ENDS], 1, num_queued=1)) == 1
+    assert delayed(wishing(PINNED), context([ENDS], 1)) == 1
+
+
+def test_an_operator_ends_a_process_that_would_stay_for_its_light_sleep() -> None:
+    wish = wishing(OperatorWish(ending=frozenset({"r0"})))
+    assert delayed(wish, context([STAYS], 1)) == 0
 
 
 @pytest.mark.parametrize(

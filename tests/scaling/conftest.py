@@ -31,11 +31,14 @@ def shipped_scaling() -> dict[str, Any]:
 
 
 def scaled_config() -> dict[str, Any]:
-    """Return the fault tests' configuration with the shipped policy in place of two replicas."""
+    """Return the fault tests' configuration with the shipped policy in place of two replicas.
+
+    Its sleep is deep, unless a test says something else.
+    """
     document = config()
     application = document["applications"][0]
     (chat,) = application["args"]["models"]
-    chat |= {"num_cpus": 0.3, "max_queued_requests": NUM_QUEUED}
+    chat |= {"num_cpus": 0.3, "max_queued_requests": NUM_QUEUED, "light_sleep_after_s": None}
     section = application["deployments"][1]
     del section["num_replicas"]
     section["autoscaling_config"] = shipped_scaling() | {

@@ -12,7 +12,7 @@ from tests.faults.served.answer import assert_equal, read
 from tests.faults.served.devices import shown
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.redeploy import Deployed
-from tests.faults.served.replicas import DEADLINE_S, Replicas, reached
+from tests.faults.served.replicas import DEADLINE_S, Replicas, is_alive, reached
 from tests.faults.served.sizes import MODEL_SECTION
 from tests.ray.serve_run import ROOT, Server
 
@@ -41,6 +41,36 @@ async def lightly(
     await reached(server.is_ready)
     yield
     await act(client, "unpin")
+
+
+@pytest.fixture
+async def by_itself(deployed: Deployed, replicas: Replicas) -> AsyncIterator[None]:
+    """Say only that the model may be stopped, and that its process stays while there is memory."""
+    (chat,) = deployed.models
+    del chat["light_sleep_after_s"]
+    chat["deep_sleep_after_s"] = None
+    section = deployed.section(MODEL_SECTION)
+    section["autoscaling_config"] |= {"min_replicas": 0, "max_replicas": 1}
+    await deployed.apply()
+    await deployed.settled()
+    yield
+    replicas.use_memory(0.0)
+
+
+@pytest.fixture
+async def deeply(deployed: Deployed) -> None:
+    """Let the process end soon after it has fallen asleep; Serve itself would wait for an hour."""
+    (chat,) = deployed.models
+    chat |= {"light_sleep_after_s": AFTER_S, "deep_sleep_after_s": 2 * AFTER_S}
+    section = deployed.section(MODEL_SECTION)
+    section["autoscaling_config"] |= {
+        "min_replicas": 0,
+        "max_replicas": 1,
+        "downscale_delay_s": 3600,
+        "downscale_to_zero_delay_s": 3600,
+    }
+    await deployed.apply()
+    await deployed.settled()
 
 
 async def act(client: httpx.AsyncClient, action: str) -> None:
@@ -91,7 +121,8 @@ async def told_asleep(client: httpx.AsyncClient, model_id: str = MODEL_SECTION) 
     async with asyncio.timeout(DEADLINE_S):
         while True:
             listed = (await client.get(f"/v1/models/{model_id}")).json()
-            if listed["state"] == (await shown(client, model_id)).model["state"] == "asleep":
+            # While its last process ends, a model's own route may find nobody for a moment.
+            if listed.get("state") == (await shown(client, model_id)).model["state"] == "asleep":
                 return
             await asyncio.sleep(0.05)
 
@@ -145,3 +176,37 @@ async def test_a_model_that_embeds_sleeps_through_probes_and_wakes_for_requests(
     assert (await client.post(f"/v1/models/{SEARCH}/wake")).is_success
     await in_state(client, "asleep", asleep["num_sleeps"] + 1, SEARCH)
     assert (await shown(client, SEARCH)).processes == processes
+
+
+@pytest.mark.usefixtures("by_itself")
+async def test_a_model_sleeps_lightly_by_itself_and_its_process_ends_once_memory_is_short(
+    client: httpx.AsyncClient, replicas: Replicas
+) -> None:
+    before = await read(client, BODY)
+    (process,) = replicas.alive
+    asleep = await in_state(client, "asleep", 1)
+    assert (asleep["ends_unix_s"], asleep["is_ending"]) == (None, False)
+    await told_asleep(client)
+    assert (await client.get("/ready")).status_code == 200
+    assert_equal([await read(client, BODY)], [before])
+    await in_state(client, "asleep", asleep["num_sleeps"] + 1)
+    assert replicas.alive == (await shown(client)).processes == [process]
+
+    replicas.use_memory(0.95)
+    await reached(lambda: not is_alive(process))
+    await told_asleep(client)
+    assert_equal([await read(client, BODY)], [before])
+    await reached(lambda: replicas.alive == [])
+    assert replicas.broken == []
+
+
+@pytest.mark.usefixtures("deeply")
+async def test_a_process_that_has_slept_lightly_for_long_enough_ends(
+    client: httpx.AsyncClient, replicas: Replicas
+) -> None:
+    before = await read(client, BODY)
+    await reached(lambda: replicas.alive == [])
+    await told_asleep(client)
+    assert_equal([await read(client, BODY)], [before])
+    await reached(lambda: replicas.alive == [])
+    assert replicas.broken == []

@@ -184,6 +184,13 @@ class LightSleep(Figures):
     last_wake_s: float | None = Field(
         description="How long it last took to wake; null if it never has."
     )
+    ends_unix_s: float | None = Field(
+        description="When its process ends unless a request wakes it, or the machine's memory gets "
+        "short before; null while it is awake, and if the process stays."
+    )
+    is_ending: bool = Field(
+        description="Whether its process is to end now: that time has come, or memory is short."
+    )
 
 
 class Replica(Figures):
@@ -209,7 +216,7 @@ class Replica(Figures):
         "by masks, and why; null if the engine does not say."
     )
     light_sleep: LightSleep | None = Field(
-        description="Whether it sleeps; null unless its model has `light_sleep_after_s`."
+        description="Whether it sleeps; null unless it may sleep lightly."
     )
 
 

@@ -126,7 +126,7 @@ class Devices:
 
     async def light_sleepers(self) -> frozenset[str]:
         """Return the ids of the models that sleep lightly; ask no replica if none ever does."""
-        if all(model.light_sleep_after_s is None for model in self._models):
+        if not any(model.may_sleep_lightly for model in self._models):
             return frozenset()
         return frozenset(each.id for each in await self.latest() if each.sleeps_lightly)
 

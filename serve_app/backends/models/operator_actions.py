@@ -109,7 +109,7 @@ class OperatorActions:
         """
         self._deployments = {model.id: model.deployment_name for model in models}
         self._light_sleepers = {
-            model.deployment_name for model in models if model.light_sleep_after_s is not None
+            model.deployment_name for model in models if model.may_sleep_lightly
         }
         # An adapter's replicas are its model's.
         self._deployments |= {

@@ -26,6 +26,7 @@ from deployments.contract.strict_model import StrictModel, unknown_key_message
 from serve_app.commands.check.compose import BUILDER
 from serve_app.commands.check.queue_check import ingress_queue_problems, queue_problems
 from serve_app.commands.check.ray_check import application_problems, server_problems
+from serve_app.commands.check.sleep_check import sleep_problems
 from serve_app.commands.check.turns import turn_problems
 from serve_app.config import INGRESS_NAME, LEDGER_NAME, AppConfig
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
@@ -304,6 +305,7 @@ def _our_problems(document: dict[str, Any], application: dict[str, Any], path: s
     if config is not None:
         problems += _deployment_problems(application, config, path)
         problems += turn_problems(application, config, f"{path}.")
+        problems += sleep_problems(application, config, f"{path}.")
         problems += _protection_problem(document, config, path)
         problems += header_problems(config, path, os.environ)
     return problems

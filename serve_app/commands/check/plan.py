@@ -33,6 +33,7 @@ from deployments.plan.replica_plan import ReplicaPlan, SequenceLengthError, plan
 from deployments.plan.sizes import DeviceMemory
 from deployments.plan.weight_count import counted_shape
 from serve_app.commands.check.model_source import read_files
+from serve_app.commands.check.sleep_check import Sleep, sleep_of
 from serve_app.commands.check.source_files import ModelFiles, SourceError
 from serve_app.commands.check.turns import TurnPolicyConfig, turns_in
 from serve_app.config import AppConfig
@@ -180,19 +181,37 @@ def models_and_turns_of(file: Path) -> tuple[tuple[ModelConfig, ...], TurnPolicy
         PlanError: The file can't be read, or is wrong; `raystream check` says more.
     """
     try:
-        document = yaml.load(file.read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
-        applications = document["applications"]
-        found = [app for app in applications if "models" in (app.get("args") or {})]
-        if len(found) != 1:
-            raise PlanError(
-                f"{file} has {len(found)} applications with models; a plan takes a file with one"
-            )
-        models = AppConfig.model_validate(found[0]["args"]).models
-        return tuple(_beside(model, file.parent) for model in models), turns_in(found[0])
+        application = _application_in(file)
+        models = AppConfig.model_validate(application["args"]).models
+        return tuple(_beside(model, file.parent) for model in models), turns_in(application)
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{file}: {why_unreadable(error)}") from error
     except (yaml.YAMLError, TypeError, KeyError, AttributeError, ValidationError) as error:
         raise PlanError(f"{file} is not right; `raystream check {file}` says where") from error
+
+
+def _application_in(file: Path) -> Mapping[str, Any]:
+    document = yaml.load(file.read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
+    found = [app for app in document["applications"] if "models" in (app.get("args") or {})]
+    if len(found) != 1:
+        raise PlanError(
+            f"{file} has {len(found)} applications with models; a plan takes a file with one"
+        )
+    application: Mapping[str, Any] = found[0]
+    return application
+
+
+def sleeps_of(file: Path, found: Sequence[Planned]) -> Mapping[str, Sleep]:
+    """Return when the models of a Serve configuration sleep, by their ids.
+
+    Args:
+        file: A file of which `models_and_turns_of` has returned the models.
+        found: Their plans.
+    """
+    deployments = _application_in(file).get("deployments") or ()
+    sections = {str(section.get("name")): section for section in deployments}
+    specs = [each.spec for each in found]
+    return {spec.id: sleep_of(spec, sections.get(spec.entry.deployment_name, {})) for spec in specs}
 
 
 def places_of(file: Path) -> list[str]:

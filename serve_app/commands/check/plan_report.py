@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any, Final
 
 from rich.console import Console
@@ -19,6 +20,7 @@ from serve_app.commands.check.plan import (
     Refusal,
     sum_at_once,
 )
+from serve_app.commands.check.sleep_check import Sleep
 from serve_app.commands.check.turns import TurnPolicyConfig, told_together
 
 LENGTHS: Final = (1024, 4096, 16_384)
@@ -36,14 +38,29 @@ LIGHT_SWAP: Final = (
 )
 
 
-def tell(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig | None = None) -> None:
-    """Print a table of the plans, and a line for each model that does not fit or takes turns."""
+def tell(
+    found: Sequence[Planned],
+    card: Card,
+    turns: TurnPolicyConfig | None = None,
+    sleeps: Mapping[str, Sleep] = MappingProxyType({}),
+) -> None:
+    """Print a table of the plans, and a line for each model that sleeps, takes turns or is too big.
+
+    Args:
+        found: The plans.
+        card: What they are for.
+        turns: Which models take turns.
+        sleeps: When models sleep, by their ids.
+    """
     console = Console()
     if plans := [each for each in found if isinstance(each, ReplicaPlan)]:
         _tell_plans(plans, card, console, turns)
     for each in found:
         if isinstance(each, MeasuredByVllm):
             console.print(_told(each), soft_wrap=True)
+    for id_, sleep in sleeps.items():
+        if str(sleep):
+            console.print(f"{id_} {sleep}", soft_wrap=True, markup=False)
     for line in () if turns is None else _turns(found, card, turns):
         console.print(line, soft_wrap=True, markup=False)
     refused = [each for each in found if isinstance(each, Refusal)]
@@ -184,14 +201,20 @@ def _gib(size: int) -> str:
     return f"{size / GIB:.2f} GiB"
 
 
-def as_json(found: Sequence[Planned], card: Card, turns: TurnPolicyConfig | None = None) -> str:
-    """Return the plans and refusals, and which models take turns, as JSON."""
+def as_json(
+    found: Sequence[Planned],
+    card: Card,
+    turns: TurnPolicyConfig | None = None,
+    sleeps: Mapping[str, Sleep] = MappingProxyType({}),
+) -> str:
+    """Return the plans and refusals, which models take turns, and when they sleep, as JSON."""
     return json.dumps(
         {
             "device": {"total_bytes": card.memory.total_bytes, "is_gpu": card.num > 0},
             "models": [
                 _as_dict(each)
                 | {"last_start_s": last_start_s(each.spec), "last_wake_s": last_wake_s(each.spec)}
+                | asdict(sleeps.get(each.spec.id, Sleep(None, None)))
                 for each in found
             ],
             "turns": {} if turns is None else {name: [*ids] for name, ids in turns.groups.items()},

@@ -65,8 +65,8 @@ class TurnPolicyConfig(StrictModel):
     """
     light: tuple[str, ...] = ()
     """Names of groups whose models keep their processes and sleep lightly while another one has the
-    turn, so that a swap takes no start. Each member needs `light_sleep_after_s`, `max_replicas: 1`
-    and no surge, and all of them room beside each other for some 400 MB.
+    turn, so that a swap takes no start. Each member needs `max_replicas: 1` and no surge, no
+    `light_sleep_after_s: null`, and all of them room beside each other for some 400 MB.
     """
 
     @property
@@ -220,10 +220,10 @@ def _light_advice(model: ModelConfig, section: Mapping[str, Any]) -> Iterator[st
             "asks for a GPU, and models take light turns only on a CPU: write `device: cpu` and "
             "`num_gpus: 0`, or take the group out of `light`"
         )
-    elif model.light_sleep_after_s is None:
+    elif not model.may_sleep_lightly:
         yield (
-            "sleeps lightly while another model has the turn: write `light_sleep_after_s: 60` in "
-            "its entry, or take the group out of `light`"
+            "sleeps lightly while another model has the turn, and can't or may not: take "
+            "`light_sleep_after_s: null` out of its entry, or the group out of `light`"
         )
     where = f"in the section of deployments named {model.deployment_name!r}"
     default = 100 if section.get("num_replicas") == "auto" else 1  # Ray's own

@@ -46,12 +46,18 @@ class Watched:
         self.memory = iter((1000, 100, 1100, 110))
         self.reports: list[LightSleep] = []
         self.told: list[float] = []
-        self.is_kept_awake = False
+        self.is_kept_awake = self.has_to_end = False
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.num_asked = 0
         self.sleeper = LightSleeper(
-            self.engine, after_s, lambda: next(self.memory), self.reports.append, self.ask, 0.001
+            self.engine,
+            lambda: after_s,
+            lambda: next(self.memory),
+            self.reports.append,
+            self.ask,
+            0.001,
+            ends_instead=lambda: self.has_to_end,
         )
 
     async def ask(self) -> bool:
@@ -119,6 +125,31 @@ async def test_an_engine_that_still_runs_something_is_asked_again() -> None:
     assert watched.sleeper.report.num_sleeps == 0
     watched.engine.is_busy = False
     await watched.reach(SleepState.ASLEEP)
+
+
+async def test_failures_in_a_row_are_counted_until_it_sleeps() -> None:
+    watched = Watched()
+    watched.memory = iter(range(10_000))
+    watched.engine.is_busy = True
+    watched.sleeper.watch()
+    await until(lambda: watched.sleeper.num_failures >= 2)
+    watched.engine.is_busy = False
+    await watched.reach(SleepState.ASLEEP)
+    assert watched.sleeper.num_failures == 0
+
+
+async def test_one_whose_process_is_to_end_stays_awake_until_then_or_until_it_may_stay() -> None:
+    watched = Watched()
+    watched.has_to_end = True
+    watched.sleeper.watch()
+    await until(lambda: watched.sleeper.ends_instead)
+    assert (watched.engine.calls, watched.reports) == ([], [])
+    with watched.sleeper.in_use():
+        assert not watched.sleeper.ends_instead, "a request came first"
+    await until(lambda: watched.sleeper.ends_instead)
+    watched.has_to_end = False
+    await watched.reach(SleepState.ASLEEP)
+    assert not watched.sleeper.ends_instead
 
 
 async def test_an_engine_that_is_kept_awake_sleeps_once_it_no_longer_is() -> None:
@@ -299,7 +330,7 @@ class Taking(Watched):
         self.num_ends = 0
         self.sleeper = LightSleeper(
             self.engine,
-            after_s,
+            lambda: after_s,
             lambda: next(self.memory),
             self.reports.append,
             self.ask,

@@ -62,6 +62,10 @@ class Replica(ModelReplica):
         return self.is_dead
 
     @property
+    def _light_sleep(self) -> None:
+        return None
+
+    @property
     def _work(self) -> WorkCounts:
         return WorkCounts(1, 2)
 

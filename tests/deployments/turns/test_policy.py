@@ -119,6 +119,44 @@ def test_serve_starts_no_model_out_of_its_turn_and_stops_one_without_its_delays(
     assert controller.configs["A"].downscale_to_zero_delay_s == 600, "only for that decision"
 
 
+def test_a_model_that_stays_only_for_its_light_sleep_has_no_work_in_its_turn() -> None:
+    controller, _ = serve("A", "B", gpu=["A", "B"])
+    for config in controller.configs.values():
+        config.policy = named_policy("deployments.autoscaling:LoadPolicy")
+    controller.requests["A"] = 1
+    assert controller.decide() == {"A": 1, "B": 0}
+    controller.running["A"] = 1
+    controller.requests["A"] = 0
+    controller.report("A", running=0.0, kept=1.0)
+    assert controller.decide() == {"A": 1, "B": 0}, "nobody else wants the turn"
+    controller.requests["B"] = 1
+    assert controller.decide()["A"] == 0, "within `min_turn_s`"
+    controller.running["A"] = 0
+    assert controller.decide() == {"A": 0, "B": 1}
+
+
+@pytest.mark.parametrize(("ending", "left"), [(0.0, 1), (1.0, 0)])
+def test_a_sleeper_of_a_light_group_ends_when_it_says_so(ending: float, left: int) -> None:
+    clock = Time()
+    published: dict[str, str] = {}
+    policy = TurnPolicy(
+        {"cpu": ["A", "B"]},
+        light=["cpu"],
+        now_s=clock,
+        read=lambda application, group: published.get(group),
+        write=lambda application, group, holder: published.__setitem__(group, holder),
+    )
+    controller = Serve(policy, "A", "B")
+    for config in controller.configs.values():
+        config.policy = named_policy("deployments.autoscaling:LoadPolicy")
+    controller.running |= {"A": 1, "B": 1}
+    controller.targets |= {"A": 1, "B": 1}
+    controller.report("A", running=0.5, awake=1.0, kept=1.0)
+    controller.report("B", running=0.0, awake=0.0, kept=1.0 - ending, ending=ending)
+    assert controller.decide() == {"A": 1, "B": left}
+    assert published == {"cpu": "A"}
+
+
 IN_THE_CONTROLLER = """
 import sys
 

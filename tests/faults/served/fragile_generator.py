@@ -27,7 +27,7 @@ from deployments.generator.placed_engine import PlacedEngine
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from deployments.generator_replica import GeneratorReplica
 from deployments.text_generator import TextGenerator
-from tests.faults.served.replicas import FOLDER, RELEASED
+from tests.faults.served.replicas import FOLDER, RELEASED, USED_MEMORY
 
 REPORT_INTERVAL_S = 0.02
 STEPS_BETWEEN_CHECKS = 64
@@ -84,6 +84,8 @@ class FragileGenerator(Watched, TextGenerator):
 
     - `faults/REQUEST_ID` exists once the request has made its engine hang, end or raise;
     - `broken/PROCESS_ID` holds the invariant that its engine has broken.
+
+    How much of the machine's memory is in use, the file `used_memory` says.
     """
 
     def _start(self) -> None:
@@ -94,6 +96,11 @@ class FragileGenerator(Watched, TextGenerator):
         self._encoder = FragileEncoder(
             facts.tokenizer, facts.processor, self._spec.entry.reasoning_parser
         )
+
+    @staticmethod
+    def _used_memory() -> float:
+        path = Path(os.environ[FOLDER], USED_MEMORY)
+        return float(path.read_text()) if path.exists() else 0.0
 
     def _place(self) -> PlacedEngine:
         placed = super()._place()

@@ -25,6 +25,9 @@ RELEASED = "released"
 STOPPED = "stopped"
 """The folder in it where vLLM's replicas write which sequences they have stopped."""
 
+USED_MEMORY = "used_memory"
+"""The file in it with the part of the machine's memory that replicas take for used; none is 0."""
+
 
 async def reached(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> float:
     """Wait until a condition holds; return the seconds that took."""
@@ -89,6 +92,12 @@ class Replicas:
     def hold(self, name: str) -> None:
         """Slow down again what was released."""
         (self.folder / RELEASED / name).unlink()
+
+    def use_memory(self, part: float) -> None:
+        """Let replicas believe that so much of the machine's memory is in use, from 0 to 1."""
+        draft = self.folder / f"{USED_MEMORY}.draft"
+        draft.write_text(str(part))
+        draft.replace(self.folder / USED_MEMORY)
 
     @property
     def are_idle(self) -> bool:

@@ -64,7 +64,12 @@ class Cluster:
     ) -> AsyncIterator[httpx.AsyncClient]:
         models = [
             {"id": "m", "source": "nowhere", "light_sleep_after_s": self.light_sleep_after_s},
-            {"id": "c", "source": "nowhere", "task": "classify"},
+            {
+                "id": "c",
+                "source": "nowhere",
+                "task": "classify",
+                "light_sleep_after_s": None,
+            },
         ]
 
         def asks(model_id: str) -> Any:

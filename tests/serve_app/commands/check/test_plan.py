@@ -276,10 +276,14 @@ def test_of_models_that_take_turns_only_the_largest_counts(
     assert "the next one, which was not measured on this machine yet" in told.stdout
     chat = next(each for each in models_of(file) if each.id == names[0])
     note_start(to_spec(chat, 0.0), 7.25)
+    sleeps = "sleeps lightly after 300 s without use, and ends its process 900 s later"
+    assert f"pydoc-chat {sleeps}" in told.stdout
     last = "the last starts on this machine: pydoc-chat 7.2 s, pydoc-detector not measured yet"
     assert last in run(str(file)).stdout
     plan = json.loads(run(str(file), "--json").stdout)
     assert plan["turns"] == {"cpu": names}
+    deep = {each["id"]: (each["light_after_s"], each["deep_after_s"]) for each in plan["models"]}
+    assert deep == dict.fromkeys([*names, "pydoc-search"], (300, 900))
     starts = {each["id"]: each["last_start_s"] for each in plan["models"]}
     assert starts == {"pydoc-chat": 7.25, "pydoc-detector": None, "pydoc-search": None}
     size = {each["id"]: each["start_bytes"] for each in plan["models"]}

@@ -163,7 +163,7 @@ def test_models_of_a_light_group_have_no_parts() -> None:
             ["cpu"],
             {"light_sleep_after_s": None},
             ".light: 'second', of the group 'cpu', sleeps lightly while another model has the "
-            "turn: write `light_sleep_after_s: 60` in its entry",
+            "turn, and can't or may not: take `light_sleep_after_s: null` out of its entry",
         ),
         (
             ["cpu"],
