@@ -85,8 +85,6 @@ NOT_OF_VLLM: Final[Mapping[str, str]] = {
     "{quantization: fp8}` quantizes others",
     "max_stall_ms": "write a smaller `max_batched_tokens`",
     "cuda_graphs": "write `engine_args: {enforce_eager: true}`",
-    "light_sleep_after_s": "vLLM's models only end (`min_replicas: 0`)",
-    "deep_sleep_after_s": "vLLM's models only end (`min_replicas: 0`)",
 }
 """Keys of a model's entry that only raystream's own engine has, and what to write for vLLM."""
 
@@ -234,9 +232,10 @@ class ModelConfig(StrictModel):
     """Seconds without a request after which a replica gives the memory of its weights, and of keys
     and values, back and keeps its process; the next request reads the weights back from a file in
     the cache folder, or on a GPU from host memory, which takes a part of a start. Models that
-    classify or embed sleep so, too, but not on a GPU. Only with raystream's own engine. auto does
-    so on a CPU for models with `min_replicas: 0` and `LoadPolicy`, when Serve would otherwise end
-    their process (`downscale_to_zero_delay_s`). null never does.
+    classify or embed sleep so, too, but not on a GPU, and vLLM's only on a GPU and if they
+    generate. auto does so for models of raystream's own engine on a CPU with `min_replicas: 0` and
+    `LoadPolicy`, when Serve would otherwise end their process (`downscale_to_zero_delay_s`). null
+    never does.
     """
     deep_sleep_after_s: float | None = Field(default=DEEP_SLEEP_AFTER_S, gt=0)
     """Seconds of light sleep after which a replica's process ends, if `min_replicas` is 0 and
@@ -282,12 +281,8 @@ class ModelConfig(StrictModel):
                 f"quantization {self.quantization!r} runs only on a CPU; write `device: cpu` "
                 "and `num_gpus: 0`, or `quantization: null`"
             )
-        is_pooler_on_gpu = self.task != "generate" and self._runs_on_gpu
-        if number(self.light_sleep_after_s) is not None and is_pooler_on_gpu:
-            raise ValueError(
-                "light_sleep_after_s: a model that classifies or embeds sleeps lightly only on a "
-                "CPU; write `device: cpu` and `num_gpus: 0`, or leave it out"
-            )
+        if number(self.light_sleep_after_s) is not None:
+            self._check_light_sleep()
         if "deep_sleep_after_s" in self.model_fields_set and not self.may_sleep_lightly:
             raise ValueError(
                 "deep_sleep_after_s: the model never sleeps lightly, so its process ends after "
@@ -304,6 +299,24 @@ class ModelConfig(StrictModel):
             message = self.too_few_tokens_message(self.max_queued_tokens)
             raise ValueError(f"max_queued_tokens: {message}")
         return self
+
+    def _check_light_sleep(self) -> None:
+        if self.engine == "raystream":
+            if self.task != "generate" and self._runs_on_gpu:
+                raise ValueError(
+                    "light_sleep_after_s: a model that classifies or embeds sleeps lightly only on "
+                    "a CPU; write `device: cpu` and `num_gpus: 0`, or leave it out"
+                )
+        elif self.task != "generate" or self.engine_urls:
+            raise ValueError(
+                "light_sleep_after_s: of vLLM's models, only those that generate in processes of "
+                "the replica's sleep lightly; leave it out"
+            )
+        elif self.device == "cpu" or self.num_gpus == 0:
+            raise ValueError(
+                "light_sleep_after_s: vLLM gives no memory back on a CPU; leave it out, or leave "
+                "`engine: vllm` out"
+            )
 
     def _check_engine(self) -> None:
         if self.engine == "raystream":
@@ -432,15 +445,18 @@ class ModelConfig(StrictModel):
     @property
     def can_sleep_lightly(self) -> bool:
         """Whether a replica can give the model's memory back and keep its process."""
-        is_own = self.engine == "raystream"
-        return is_own and (self.task == "generate" or not self._runs_on_gpu)
+        if self.engine == "raystream":
+            return self.task == "generate" or not self._runs_on_gpu
+        is_on_cpu = self.device == "cpu" or self.num_gpus == 0
+        return self.task == "generate" and not self.engine_urls and not is_on_cpu
 
     @property
     def may_sleep_lightly(self) -> bool:
         """Whether a replica sleeps lightly, if it is scaled so that `auto` means it."""
         after_s = self.light_sleep_after_s
-        is_meant = after_s is not None and not (after_s == "auto" and self._runs_on_gpu)
-        return self.can_sleep_lightly and is_meant
+        if after_s == "auto" and (self.engine == "vllm" or self._runs_on_gpu):
+            return False
+        return self.can_sleep_lightly and after_s is not None
 
     @property
     def max_num_admitted(self) -> int:

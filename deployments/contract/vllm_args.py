@@ -87,7 +87,7 @@ _REASONS: Final[Mapping[str, str]] = {
         "disable_log_stats enable_log_requests aggregate_engine_logging otlp_traces_endpoint "
         "collect_detailed_traces log_level log_config_file logging_config profiler_config"
     ),
-    "raystream puts no engine of vLLM to sleep": "enable_sleep_mode",
+    "write `light_sleep_after_s` in the model's entry": "enable_sleep_mode",
     "what it holds is not checked; enforce_eager, attention_backend and the cudagraph keys can be "
     "set": "compilation_config additional_config kernel_config attention_config",
 }

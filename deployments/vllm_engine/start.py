@@ -183,6 +183,8 @@ def arguments(spec: ModelSpec, *, on_cpu: bool) -> dict[str, Any]:
             chosen["enforce_eager"] = True
     else:
         chosen["gpu_memory_utilization"] = entry.engine_args.utilization(spec.device_share)
+        # Its memory then comes from an allocator of vLLM's own, which can give it back.
+        chosen["enable_sleep_mode"] = number(entry.light_sleep_after_s) is not None
     if kv_bytes is not None:
         chosen["kv_cache_memory_bytes"] = kv_bytes
     return chosen | given

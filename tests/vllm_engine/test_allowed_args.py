@@ -35,6 +35,16 @@ def test_vllm_has_every_key_that_is_allowed_or_refused() -> None:
     assert VllmArgs.refused_keys.keys() - known == set()
 
 
+@pytest.mark.parametrize("after_s", [None, 60])
+def test_only_a_model_that_sleeps_on_a_gpu_gets_memory_that_can_be_given_back(
+    after_s: float | None,
+) -> None:
+    model = ModelConfig(id="m", source="m", engine="vllm", dtype="float16")
+    spec = ModelSpec(model.model_copy(update={"light_sleep_after_s": after_s}), "m", 1.0)
+    assert arguments(spec, on_cpu=False)["enable_sleep_mode"] is (after_s is not None)
+    assert "enable_sleep_mode" not in arguments(spec, on_cpu=True)
+
+
 def test_vllm_takes_the_values_as_the_file_has_them() -> None:
     given = VllmArgs.model_validate(GIVEN).given
     made = AsyncEngineArgs(model="m", **given)

@@ -26,7 +26,11 @@ from deployments.engine.scheduling.sequence import Beginning, SequenceRequest
 from deployments.generator.admission import engine_run
 from deployments.generator.admission.admission import Admission, AdmissionLimits
 from deployments.generator.admission.engine_run import EngineRun
-from deployments.vllm_engine.engine import StepLogger
+from deployments.plan import cgroup
+from deployments.plan.replica_report import SleepState
+from deployments.replica.light_sleep import LightSleeper
+from deployments.vllm_engine import engine as engine_module
+from deployments.vllm_engine.engine import HOST_PART, StepLogger
 from tests.engine.tiny_models import EOS_TOKEN_ID, byte_tokenizer, qwen2
 from tests.vllm_engine.parameter_sets import (
     EVERY,
@@ -337,6 +341,129 @@ def engine_core() -> psutil.Process:
         (each for each in children if "resource_tracker" not in " ".join(each.cmdline())),
         key=lambda each: each.create_time(),
     )
+
+
+async def test_an_engine_that_sleeps_is_healthy_and_computes_nothing_until_it_wakes(
+    running: RunningEngine,
+) -> None:
+    engine, prompt = running.engine, tuple(range(60, 210))
+    before = await running.run(RANDOM, prompt_token_ids=prompt)
+    known = await running.run(RANDOM, prompt_token_ids=prompt)
+    assert known.deltas[0].num_cached_tokens >= BLOCK_TOKENS
+    for _ in range(2):
+        await running.until_idle()
+        assert await engine.sleep()
+        assert await engine._llm.is_sleeping()
+        num_steps = engine.stats.num_steps
+        for _ in range(2):
+            await engine.check_health()
+            await engine.ping()
+        assert engine.stats.num_steps == num_steps
+        assert await engine._llm.is_sleeping()
+        assert engine.is_alive
+        await engine.wake()
+        after = await running.run(RANDOM, prompt_token_ids=prompt)
+        assert (after.token_ids, after.text) == (before.token_ids, before.text)
+        assert not any(delta.num_cached_tokens for delta in after.deltas), "prefixes are dropped"
+    await engine.check_health()
+
+
+async def test_an_engine_with_a_sequence_does_not_sleep(running: RunningEngine) -> None:
+    gains = Gains()
+    with running.running(gains, replace(EVERY, max_tokens=100)):
+        assert not await running.engine.sleep()
+        await asyncio.wait_for(gains.ended.wait(), DEADLINE_S)
+    assert gains.reason is FinishReason.LENGTH
+
+
+async def test_an_engine_whose_host_has_no_room_for_the_weights_stays_awake(
+    running: RunningEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await running.until_idle()
+    needed_bytes = int(HOST_PART * running.facts.memory.weight_bytes)
+    monkeypatch.setattr(running.engine, "_has_slept", False)
+    monkeypatch.setattr(cgroup, "available_bytes", lambda: needed_bytes - 1)
+    assert not await running.engine.sleep()
+    assert "stays awake: its weights may take" in caplog.text
+    await running.run(EVERY)
+    monkeypatch.setattr(cgroup, "available_bytes", lambda: needed_bytes)
+    assert await running.engine.sleep()
+    # vLLM keeps the memory that it has once pinned.
+    await running.engine.wake()
+    monkeypatch.setattr(cgroup, "available_bytes", lambda: 0)
+    assert await running.engine.sleep()
+    await running.engine.wake()
+
+
+async def test_a_replica_s_sleeper_puts_an_engine_to_sleep_and_wakes_it_for_a_sequence(
+    running: RunningEngine,
+) -> None:
+    async def is_kept_awake() -> bool:
+        return False
+
+    before = await running.run(RANDOM)
+    await running.until_idle()
+    sleeper = LightSleeper(
+        running.engine, lambda: 0.01, lambda: 1, lambda report: None, is_kept_awake
+    )
+    sleeper.watch()
+    async with asyncio.timeout(DEADLINE_S):
+        while sleeper.state is not SleepState.ASLEEP:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
+        with sleeper.in_use() as use:
+            await sleeper.awake(use)
+            after = await running.run(RANDOM)
+        sleeper.close()
+    assert after.token_ids == before.token_ids
+
+
+async def never(*_: object) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("method", ["sleep", "wake_up"])
+@pytest.mark.parametrize("fails", [True, False], ids=["fails", "hangs"])
+async def test_an_engine_that_can_not_sleep_or_wake_has_failed_and_says_why(
+    running: RunningEngine, monkeypatch: pytest.MonkeyPatch, method: str, *, fails: bool
+) -> None:
+    engine, wakes = running.engine, method == "wake_up"
+    await running.until_idle()
+    if wakes:
+        assert await engine.sleep()
+    with monkeypatch.context() as patch:
+        for name in ("_is_broken", "_is_awake", "_failed"):
+            patch.setattr(engine, name, getattr(engine, name))  # what the test leaves is undone
+        patch.setattr(engine_module, "MOST_S", 0.0)
+        patch.setattr(engine_module, "LOOK_S", 0.01)
+        error = RuntimeError("CUDA out of memory")
+        asked = mock.AsyncMock(side_effect=error if fails else never)
+        patch.setattr(engine._llm, method, asked)
+        with pytest.raises(ReplicaUnavailableError) as told:
+            await (engine.wake() if wakes else engine.sleep())
+        why = "CUDA out of memory" if fails else "vLLM does not answer"
+        what = "woken" if wakes else "put to sleep"
+        assert str(told.value) == f"The model could not be {what}: {why}"
+        assert not engine.is_alive
+        with pytest.raises(ReplicaUnavailableError, match=why):
+            await engine.check_health()
+    if wakes:
+        await engine.wake()
+    await running.run(EVERY)
+
+
+@pytest.mark.slow
+async def test_an_engine_that_is_killed_while_it_sleeps_does_not_wake() -> None:
+    with started() as doomed:
+        await doomed.run(EVERY)
+        await doomed.until_idle()
+        assert await doomed.engine.sleep()
+        os.kill(engine_core().pid, signal.SIGKILL)
+        with pytest.raises(ReplicaUnavailableError):
+            async with asyncio.timeout(DEADLINE_S):
+                await doomed.engine.wake()
+        assert not doomed.engine.is_alive
+        with pytest.raises(ReplicaUnavailableError):
+            await doomed.engine.check_health()
 
 
 @pytest.mark.slow

@@ -215,6 +215,11 @@ def _light_advice(model: ModelConfig, section: Mapping[str, Any]) -> Iterator[st
             "has no streams that could be parked: take it out of the group, or the group out of "
             "`light`, so that swaps end and start processes"
         )
+    elif model.engine != "raystream":
+        yield (
+            "is vLLM's, which takes no light turns: take it out of the group, or the group out of "
+            "`light`, so that swaps end and start processes"
+        )
     elif not model.can_take_light_turns:
         yield (
             "asks for a GPU, and models take light turns only on a CPU: write `device: cpu` and "

@@ -91,7 +91,13 @@ def test_a_key_in_both_places_is_refused() -> None:
         ({"quantization": "int8"}, "engine vllm has no quantization: vLLM finds AWQ"),
         ({"cuda_graphs": False}, "engine vllm has no cuda_graphs: write `engine_args: {enforce"),
         ({"max_stall_ms": 200}, "engine vllm has no max_stall_ms: write a smaller"),
-        ({"light_sleep_after_s": 60}, "engine vllm has no light_sleep_after_s: vLLM's models"),
+        ({"light_sleep_after_s": 60, "device": "cpu"}, "light_sleep_after_s: vLLM gives no memory"),
+        ({"light_sleep_after_s": 60, "num_gpus": 0}, "light_sleep_after_s: vLLM gives no memory"),
+        ({"light_sleep_after_s": 60, "task": "embed"}, "of vLLM's models, only those that generat"),
+        (
+            {"light_sleep_after_s": 60, "engine_urls": ["http://10.0.0.7:8000"]},
+            "of vLLM's models, only those that generate in processes of the replica's",
+        ),
         ({"task": "embed", "max_num_seqs": 2}, "max_num_seqs"),
     ],
 )

@@ -204,6 +204,14 @@ def test_a_light_group_takes_only_models_that_generate() -> None:
     ]
 
 
+def test_a_light_group_takes_no_model_of_vllm() -> None:
+    document = light_file(["cpu"])
+    document["applications"][0]["args"]["models"][-1] |= {"engine": "vllm", "quantization": None}
+    found = [each for each in find_problems(yaml.safe_dump(document)) if "turns" in each]
+    assert len(found) == 1
+    assert found[0].startswith(f"{KWARGS}.light: 'second', of the group 'cpu', is vLLM's, which ")
+
+
 def test_the_builder_refuses_a_light_group_that_lacks_something_too() -> None:
     application = light_file(["cpu"], max_surge_percent=50)["applications"][0]
     config = AppConfig.model_validate(application["args"])
