@@ -137,7 +137,7 @@ function Item({ each, it, isCurrent, isRunning, onOpen, onRemove }) {
   const close = () => {
     setDraft(null);
     setOpen(false);
-    requestAnimationFrame(() => more.current?.focus());
+    requestAnimationFrame(() => document.querySelector(":focus") || more.current?.focus()); // a box may have it
   };
   const onEscape = (event) => {
     if (event.key !== "Escape" || !(isOpen || draft !== null)) return;

@@ -179,7 +179,7 @@ async def test_escape_in_the_list_leaves_an_answer_alone(page: Page) -> None:
     await expect(page.button("Rename")).to_be_visible()
     await keys.press("Escape")
     await expect(page.button("Rename")).to_have_count(0)
-    await expect(opener).to_be_focused()  # by the next frame, which would take it from the search
+    await expect(opener).to_be_focused()
     await page.page.get_by_label("Search the conversations").focus()
     await keys.press("Escape")
     await expect(page.page.get_by_label("Search the conversations")).not_to_be_focused()
