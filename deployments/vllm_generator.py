@@ -6,7 +6,7 @@ module is also imported where there is no vLLM: Serve names a class by its modul
 
 from typing import TYPE_CHECKING
 
-from deployments.contract.model_spec import number
+from deployments.contract.model_spec import NO_VLLM_SLEEP_ON_CPU, number
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.generator_replica import GeneratorReplica
 from deployments.vllm_engine.replica import VllmReplica
@@ -22,10 +22,7 @@ class VllmGenerator(VllmReplica, GeneratorReplica):
 
     def _open_engine(self) -> "VllmEngine":
         if self._on_cpu and number(self._spec.entry.light_sleep_after_s) is not None:
-            raise UnsupportedModelError(
-                "light_sleep_after_s: vLLM gives no memory back on a CPU; leave it out, or leave "
-                "`engine: vllm` out"
-            )
+            raise UnsupportedModelError(NO_VLLM_SLEEP_ON_CPU)
         logs = self._open_logs()
         # Only the other environment has vLLM, which configures its logs when it is imported.
         from deployments.vllm_engine.engine import VllmEngine

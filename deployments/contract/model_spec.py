@@ -88,6 +88,12 @@ NOT_OF_VLLM: Final[Mapping[str, str]] = {
 }
 """Keys of a model's entry that only raystream's own engine has, and what to write for vLLM."""
 
+NO_VLLM_SLEEP_ON_CPU: Final = (
+    "light_sleep_after_s: vLLM gives no memory back on a CPU; leave it out, or leave "
+    "`engine: vllm` out"
+)
+"""Why vLLM's models on a CPU don't sleep lightly, and what to write."""
+
 
 MODEL_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 
@@ -313,10 +319,7 @@ class ModelConfig(StrictModel):
                 "the replica's sleep lightly; leave it out"
             )
         elif self.device == "cpu" or self.num_gpus == 0:
-            raise ValueError(
-                "light_sleep_after_s: vLLM gives no memory back on a CPU; leave it out, or leave "
-                "`engine: vllm` out"
-            )
+            raise ValueError(NO_VLLM_SLEEP_ON_CPU)
 
     def _check_engine(self) -> None:
         if self.engine == "raystream":

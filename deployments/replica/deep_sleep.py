@@ -16,12 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import ray
-
 from deployments.contract.model_spec import ModelSpec
 from deployments.plan import cgroup
 from deployments.plan.replica_report import LightSleep, SleepState
 from deployments.replica.light_sleep import LightSleeper
+from deployments.replica.own_actor import session_folder
 from deployments.replica.own_scaling import to_zero_delay_s
 
 SHORT_USED: Final = 0.9
@@ -124,12 +123,6 @@ def _is_held(path: Path) -> bool:
         os.close(descriptor)
 
 
-def sleepers_folder() -> Path:
-    """Return the folder of this node's sleepers, which ends with Ray's session."""
-    context = ray.get_runtime_context()
-    return Path(context.get_temp_dir(), context.get_session_name(), "raystream-sleepers")
-
-
 class DeepSleep:
     """Whether the process of one replica stays while nobody uses its model."""
 
@@ -154,7 +147,7 @@ class DeepSleep:
         self._spec = spec
         self._memory = memory
         self._to_zero_s = to_zero_s
-        self._line = line or SleepersLine(sleepers_folder)
+        self._line = line or SleepersLine(lambda: session_folder("raystream-sleepers"))
         self._now_unix_s = now_unix_s
         self._has_to_go = False
 

@@ -44,6 +44,10 @@ def own_log_file(replica_id: str) -> Path | None:
     """Return a file for what vLLM's processes log, beside Serve's own logs; None without Ray."""
     if not ray.is_initialized():
         return None
+    return session_folder("logs", "serve") / f"vllm_{replica_id}_{os.getpid()}.log"
+
+
+def session_folder(*names: str) -> Path:
+    """Return a folder of this node that ends with Ray's session."""
     context = ray.get_runtime_context()
-    folder = Path(context.get_temp_dir(), context.get_session_name(), "logs", "serve")
-    return folder / f"vllm_{replica_id}_{os.getpid()}.log"
+    return Path(context.get_temp_dir(), context.get_session_name(), *names)

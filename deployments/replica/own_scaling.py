@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from typing import Final
+from typing import Any, Final
 
 import ray
 from ray import serve
@@ -25,10 +25,7 @@ def is_scaled_by_calls() -> bool:
 
     Serve's own policy counts Serve's calls. `LoadPolicy` reads what the replicas report.
     """
-    try:
-        scaling = serve.get_replica_context()._deployment_config.autoscaling_config
-    except RayServeException:  # Serve does not run this replica
-        return False
+    scaling = _autoscaling_config()
     return scaling is not None and scaling.policy.policy_function != LOAD_POLICY
 
 
@@ -38,14 +35,19 @@ def to_zero_delay_s() -> float | None:
     None, too, if another policy than `LoadPolicy` scales the deployment: no other one reads whether
     a process that sleeps lightly is to stay.
     """
-    try:
-        scaling = serve.get_replica_context()._deployment_config.autoscaling_config
-    except RayServeException:  # Serve does not run this replica
-        return None
+    scaling = _autoscaling_config()
     if scaling is None or scaling.min_replicas or scaling.policy.policy_function != LOAD_POLICY:
         return None
     delay_s = scaling.downscale_to_zero_delay_s
     return float(scaling.downscale_delay_s if delay_s is None else delay_s)
+
+
+def _autoscaling_config() -> Any:
+    """Return how Serve scales this replica's deployment; None if it does not."""
+    try:
+        return serve.get_replica_context()._deployment_config.autoscaling_config
+    except RayServeException:  # Serve does not run this replica
+        return None
 
 
 def graceful_shutdown_timeout_s() -> float:

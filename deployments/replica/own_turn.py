@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import quote
 
-import ray
 from ray import serve
 
-from deployments.replica.own_actor import is_actor
+from deployments.replica.own_actor import is_actor, session_folder
 from deployments.turns import read_holder
 
 logger = logging.getLogger("ray.serve.raystream.replica")
@@ -99,8 +98,9 @@ class OwnTurn:
             return None
         context = serve.get_replica_context()
         app, deployment = context.app_name, context.deployment
-        path = turns_folder() / f"{quote(app, safe='')}#{quote(group, safe='')}.lock"
-        return cls(TurnLease(path), deployment, lambda: read_holder(app, group))
+        file = f"{quote(app, safe='')}#{quote(group, safe='')}.lock"
+        lease = TurnLease(session_folder("raystream-turns") / file)
+        return cls(lease, deployment, lambda: read_holder(app, group))
 
     def wait_to_load(self, is_stopped: Callable[[], bool], ask_interval_s: float = 1.0) -> bool:
         """Wait for the lease, whosever turn it is: a model that has no turn sleeps once loaded.
@@ -147,9 +147,3 @@ class OwnTurn:
         else:
             self._is_silent, self._is_mine = False, holder == self._deployment
         return self._is_mine
-
-
-def turns_folder() -> Path:
-    """Return the folder of this node's leases, which ends with Ray's session."""
-    context = ray.get_runtime_context()
-    return Path(context.get_temp_dir(), context.get_session_name(), "raystream-turns")

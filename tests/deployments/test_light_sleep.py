@@ -31,6 +31,7 @@ from deployments.text_generator import TextGenerator
 from serve_app.backends.replicas.replica_errors import ParkedError
 from tests.deadline import until
 from tests.deployments.local_handle import local_backend, read
+from tests.deployments.sleepy import Sleepy
 from tests.deployments.tiny_folder import spec
 from tests.failing import failing
 
@@ -49,11 +50,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(MODEL, tmp_path_factory.mktemp("models") / "pydoc-chat"))
 
 
-class Replica(TextGenerator):
-    """A replica that notes that it would end its process."""
+class Replica(Sleepy, TextGenerator):
+    """A replica of these tests' model."""
 
     def __init__(self, folder: Path) -> None:
-        self.ends = 0
         entry = {"dtype": "auto", "max_model_len": 512, "light_sleep_after_s": 3600}
         super().__init__(spec(folder, **entry), end_process=self._note_end)
 
@@ -63,16 +63,6 @@ class Replica(TextGenerator):
     ) -> list[EncodedPrompt | RaystreamError]:
         """Encode requests: by a queue of its own, since a class's stays with one event loop."""
         return self._encoder.encode(requests)
-
-    def _note_end(self) -> None:
-        self.ends += 1
-
-    async def fall_asleep(self) -> None:
-        """Sleep as after an hour without a request."""
-        await until(lambda: not self._sleeper._users and self._sleeper._change is None)
-        self._sleeper._look()
-        await until(lambda: self._sleeper._change is None)
-        assert self._sleeper.state is SleepState.ASLEEP
 
 
 # Replicas end while there is an event loop: their sockets are closed there.
@@ -302,8 +292,7 @@ async def test_it_stays_awake_if_its_weights_can_not_be_written(
 ) -> None:
     monkeypatch.setattr(os, "posix_fallocate", failing(OSError("the disk is full")))
     before = await read(own, request())
-    own._sleeper._look()
-    await until(lambda: own._sleeper._change is None)
+    await own.look()
     assert own._sleeper.state is SleepState.AWAKE
     assert "can't be written: the disk is full" in caplog.text
     after = await read(own, request())

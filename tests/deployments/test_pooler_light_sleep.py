@@ -20,6 +20,7 @@ from deployments.plan.replica_report import ReplicaState, SleepState
 from deployments.pooling.text_encoder import EncodedTexts
 from deployments.text_pooler import TextPooler
 from tests.deadline import until
+from tests.deployments.sleepy import Sleepy
 from tests.deployments.tiny_folder import spec
 from tests.failing import failing
 from tests.pooling.tiny_classifiers import roberta
@@ -34,11 +35,10 @@ WIDE = {"hidden_size": 128, "intermediate_size": 512}
 pytestmark = pytest.mark.in_time
 
 
-class Replica(TextPooler):
-    """A replica that notes that it would end its process."""
+class Replica(Sleepy, TextPooler):
+    """A replica of these tests' model."""
 
     def __init__(self, folder: Path, task: str) -> None:
-        self.ends = 0
         made = spec(folder, task=task, light_sleep_after_s=3600)
         super().__init__(made, end_process=self._note_end)
 
@@ -46,16 +46,6 @@ class Replica(TextPooler):
     async def _encode(self, requests: list[PoolingRequest]) -> list[EncodedTexts | RaystreamError]:
         """Encode requests: by a queue of its own, since a class's stays with one event loop."""
         return await self._encode_on_thread(requests)
-
-    def _note_end(self) -> None:
-        self.ends += 1
-
-    async def fall_asleep(self) -> None:
-        """Sleep as after an hour without a request."""
-        await until(lambda: not self._sleeper._users and self._sleeper._change is None)
-        self._sleeper._look()
-        await until(lambda: self._sleeper._change is None)
-        assert self._sleeper.state is SleepState.ASLEEP
 
     async def rows(self, *texts: str) -> list[bytes]:
         """Return the numbers that answer texts."""
@@ -192,8 +182,7 @@ async def test_it_stays_awake_if_its_weights_can_not_be_written(
 ) -> None:
     monkeypatch.setattr(os, "posix_fallocate", failing(OSError("the disk is full")))
     before = await own.rows(*TEXTS)
-    own._sleeper._look()
-    await until(lambda: own._sleeper._change is None)
+    await own.look()
     assert own._sleeper.state is SleepState.AWAKE
     assert "can't be written: the disk is full" in caplog.text
     assert await own.rows(*TEXTS) == before

@@ -26,7 +26,7 @@ from deployments.contract.strict_model import StrictModel, unknown_key_message
 from serve_app.commands.check.compose import BUILDER
 from serve_app.commands.check.queue_check import ingress_queue_problems, queue_problems
 from serve_app.commands.check.ray_check import application_problems, server_problems
-from serve_app.commands.check.sleep_check import sleep_problems
+from serve_app.commands.check.sleep_check import LOAD_POLICY, sleep_problems
 from serve_app.commands.check.turns import turn_problems
 from serve_app.config import INGRESS_NAME, LEDGER_NAME, AppConfig
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
@@ -34,7 +34,6 @@ from serve_app.middleware.auth import UnprotectedServerError, require_protection
 from serve_app.strict_yaml import UniqueKeyLoader, in_words, line_of
 from serve_app.vllm_environment import runtime_env_of
 
-LOAD_POLICY = "deployments.autoscaling:LoadPolicy"
 OWN_NAMES = (INGRESS_NAME, LEDGER_NAME)
 
 BUFSIZE: Final = "RAY_SERVE_HAPROXY_TUNE_BUFSIZE"

@@ -22,13 +22,13 @@ from ray.serve.schema import DeploymentSchema, ServeApplicationSchema, ServeDepl
 
 from deployments.contract.model_spec import GENERATION_KEYS, ModelConfig
 from serve_app.commands.check.check import (
-    LOAD_POLICY,
     MAPPING_KEYS,
     OWN_NAMES,
     BatchingConfig,
     LoadPolicyConfig,
 )
 from serve_app.commands.check.compose import BUILDER
+from serve_app.commands.check.sleep_check import LOAD_POLICY
 from serve_app.config import AppConfig
 
 Schema = dict[str, Any]

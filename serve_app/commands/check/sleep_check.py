@@ -14,7 +14,6 @@ from serve_app.config import AppConfig
 LOAD_POLICY: Final = "deployments.autoscaling:LoadPolicy"
 """The `policy_function` that reads whether a process that sleeps lightly is to stay."""
 
-
 DOWNSCALE_DELAY_S: Final = 600.0
 """Serve's own `downscale_delay_s`; a plan does without Ray."""
 
@@ -53,7 +52,7 @@ def sleep_of(spec: ModelSpec, section: Mapping[str, Any]) -> Sleep:
         spec: The model.
         section: Its section of `deployments:`, as in the file.
     """
-    scaling = _scaling_of(section)
+    scaling = scaling_of(section)
     if scaling.get("min_replicas") != 0:
         return Sleep(spec.light_sleep_after_s(None), None)
     to_zero_s = scaling.get("downscale_to_zero_delay_s")
@@ -77,14 +76,14 @@ def sleep_problems(
         config: Its `args:`.
         path: Where it is in the file, with a dot at its end; empty if it is told alone.
     """
-    sections = {str(each.get("name")): each for each in application.get("deployments") or ()}
+    sections = sections_of(application)
     for index, model in enumerate(config.models):
         if "deep_sleep_after_s" not in model.model_fields_set:
             continue
         section = sections.get(model.deployment_name, {})
         where = f"{path}args.models[{index}].deep_sleep_after_s"
         place = f"in the section of deployments named {model.deployment_name!r}"
-        if _scaling_of(section).get("min_replicas") != 0:
+        if scaling_of(section).get("min_replicas") != 0:
             yield (
                 f"{where}: Serve keeps the process of {model.id!r}: set `autoscaling_config: "
                 f"{{min_replicas: 0, ...}}` {place}, or leave it out"
@@ -97,11 +96,17 @@ def sleep_problems(
             )
 
 
-def _scaling_of(section: Mapping[str, Any]) -> Mapping[str, Any]:
+def sections_of(application: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the sections of an application's `deployments:`, by their names."""
+    return {str(each.get("name")): each for each in application.get("deployments") or ()}
+
+
+def scaling_of(section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the `autoscaling_config` of a section; empty without one."""
     scaling: Mapping[str, Any] = section.get("autoscaling_config") or {}
     return scaling
 
 
 def _has_load_policy(section: Mapping[str, Any]) -> bool:
-    policy = _scaling_of(section).get("policy") or {}
+    policy = scaling_of(section).get("policy") or {}
     return policy.get("policy_function") == LOAD_POLICY

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from deployments.contract.model_spec import ModelConfig
 from deployments.contract.strict_model import StrictModel
 from deployments.turns import MAX_START_S, fit_together
+from serve_app.commands.check.sleep_check import scaling_of, sections_of
 from serve_app.config import AppConfig
 
 TURN_POLICY: Final = "deployments.turns:TurnPolicy"
@@ -166,11 +167,10 @@ def turn_problems(
         return
     ids = {model.id: model.deployment_name for model in config.models}
     yield from _group_problems(found.groups, list(ids), f"{where}.groups")
-    sections = {str(each.get("name")): each for each in application.get("deployments") or ()}
+    sections = sections_of(application)
     members = dict.fromkeys(id_ for group in found.groups.values() for id_ in group if id_ in ids)
     for id_ in members:
-        scaling = sections.get(ids[id_], {}).get("autoscaling_config") or {}
-        if scaling.get("min_replicas") != 0:
+        if scaling_of(sections.get(ids[id_], {})).get("min_replicas") != 0:
             yield (
                 f"{where}.groups: {id_!r} takes turns, so Serve must be able to stop it: set "
                 f"`autoscaling_config: {{min_replicas: 0, ...}}` in the section of deployments "
@@ -232,7 +232,7 @@ def _light_advice(model: ModelConfig, section: Mapping[str, Any]) -> Iterator[st
         )
     where = f"in the section of deployments named {model.deployment_name!r}"
     default = 100 if section.get("num_replicas") == "auto" else 1  # Ray's own
-    most = (section.get("autoscaling_config") or {}).get("max_replicas", default)
+    most = scaling_of(section).get("max_replicas", default)
     if most != 1:
         yield f"keeps one replica, and may have {most}: write `max_replicas: 1` {where}"
     if section.get("max_surge_percent"):

@@ -7,7 +7,7 @@ import pytest
 from deployments.contract.errors import ReplicaUnavailableError
 from deployments.plan.replica_report import LightSleep, SleepState
 from deployments.replica import light_sleep
-from deployments.replica.light_sleep import LightSleeper, TurnEnd
+from deployments.replica.light_sleep import LightSleeper, Turn, TurnEnd
 from tests.deadline import until
 
 pytestmark = pytest.mark.in_time
@@ -41,7 +41,12 @@ class HandEngine:
 class Watched:
     """A sleeper whose states can be waited for."""
 
-    def __init__(self, after_s: float | None = AFTER_S) -> None:
+    def __init__(
+        self,
+        after_s: float | None = AFTER_S,
+        turn: Turn | None = None,
+        turn_end: TurnEnd | None = None,
+    ) -> None:
         self.engine = HandEngine()
         self.memory = iter((1000, 100, 1100, 110))
         self.reports: list[LightSleep] = []
@@ -57,6 +62,8 @@ class Watched:
             self.reports.append,
             self.ask,
             0.001,
+            turn,
+            turn_end,
             ends_instead=lambda: self.has_to_end,
         )
 
@@ -321,23 +328,15 @@ class Taking(Watched):
     """A sleeper that takes turns; each of its users stays inside until it is parked or aborted."""
 
     def __init__(self, after_s: float | None = None, patience_s: float = 3600) -> None:
-        super().__init__(after_s)
-        self.memory = iter(range(10_000))
         self.turn = HandTurn()
+        super().__init__(
+            after_s, self.turn, TurnEnd(self.park, self.abort, patience_s, self.end_process)
+        )
+        self.memory = iter(range(10_000))
         self.calls = self.engine.calls
         self.left = asyncio.Event()
         self.may_park = True
         self.num_ends = 0
-        self.sleeper = LightSleeper(
-            self.engine,
-            lambda: after_s,
-            lambda: next(self.memory),
-            self.reports.append,
-            self.ask,
-            0.001,
-            self.turn,
-            TurnEnd(self.park, self.abort, patience_s, self.end_process),
-        )
         self.sleeper.watch()
 
     def park(self) -> None:

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.turns.foresight import least_loads
-from benchmarks.turns.simulation import Asked, Device
 from deployments.turns.planner import ModelState, Turns, fit_together
+from tests.deployments.turns.simulation import Asked, Device
 
 START_S = 8.0
 """From the decision to a running replica: one process ends, and another one loads."""

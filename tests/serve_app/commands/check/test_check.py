@@ -10,8 +10,9 @@ import yaml
 from pydantic import ValidationError
 
 from deployments.contract.user_config import LEAST, given_settings
-from serve_app.commands.check.check import LOAD_POLICY, BatchingConfig, find_problems, place
+from serve_app.commands.check.check import BatchingConfig, find_problems, place
 from serve_app.commands.check.preflight import Depth, check_file
+from serve_app.commands.check.sleep_check import LOAD_POLICY
 from tests.offenders import for_each
 
 ROOT = Path(__file__).resolve().parents[4]
