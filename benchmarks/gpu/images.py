@@ -8,7 +8,7 @@ import torch
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from benchmarks.gpu.rates import step
-from benchmarks.gpu.shapes import GEMMA3_12B, TINY_GEMMA3, Shape
+from benchmarks.gpu.shapes import GEMMA3_12B, SPECIAL_TOKENS, TINY_GEMMA3, Shape
 from deployments.contract.sampling_params import SamplingParams
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
@@ -37,7 +37,7 @@ def shape_with_images(*, is_tiny: bool) -> Shape:
     """Return Gemma 3 12B's shape with its vision tower, or a tiny one."""
     text = TINY_GEMMA3 if is_tiny else GEMMA3_12B
     options = {
-        "text_config": {**text.options, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0},
+        "text_config": {**text.options, **SPECIAL_TOKENS},
         "vision_config": TINY_SIGLIP if is_tiny else SIGLIP,
         "mm_tokens_per_image": 4 if is_tiny else 256,
         "image_token_index": IMAGE_TOKEN_ID,

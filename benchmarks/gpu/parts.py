@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.gpu.equality import num_equal
+from benchmarks.gpu.equality import Comparison
 from benchmarks.gpu.floor import product_rate, prompt_flops, read_bandwidth, step_bytes
 from benchmarks.gpu.images import image_prompt, shape_with_images
 from benchmarks.gpu.mixed import MixedEngine, busy_loop
@@ -39,7 +39,9 @@ from benchmarks.gpu.shapes import (
     QWEN_7B,
     TINY,
     TINY_GEMMA3,
+    TINY_GPT_OSS,
     TINY_LLAMA,
+    TINY_QWEN_VL,
     Shape,
     build,
 )
@@ -138,15 +140,12 @@ def gpu_tests(machine: Machine) -> Iterator[Row]:
 
 def equality(machine: Machine) -> Iterator[Row]:
     """Yield how many sequences have the tokens of `generate`."""
-    for shape in (TINY, TINY_LLAMA, TINY_GEMMA3):
+    for shape in (TINY, TINY_LLAMA, TINY_GEMMA3, TINY_GPT_OSS, TINY_QWEN_VL):
         for dtype in (torch.float32, torch.bfloat16):
+            comparison = Comparison(machine.device, dtype, shape)
             for max_batched_tokens, cuda_graphs in ((128, True), (16, False)):
-                equal, number = num_equal(
-                    machine.device,
-                    dtype,
-                    shape,
-                    max_batched_tokens=max_batched_tokens,
-                    cuda_graphs=cuda_graphs,
+                equal, number = comparison.num_equal(
+                    max_batched_tokens=max_batched_tokens, cuda_graphs=cuda_graphs
                 )
                 yield {
                     "model": shape.name,
@@ -324,6 +323,14 @@ def sleep(machine: Machine) -> Iterator[Row]:
     yield from light_sleeps(loaded, load)
 
 
+def turns(machine: Machine) -> Iterator[Row]:
+    """Yield what it takes two models that fill the device by turns to swap."""
+    # Imported here, as `sleep` is.
+    from benchmarks.gpu.turns import swaps
+
+    yield from swaps(machine.device)
+
+
 def vllm(machine: Machine) -> Iterator[Row]:
     """Yield what vLLM reaches with 7B, where it is installed."""
     if machine.is_tiny:
@@ -360,6 +367,7 @@ PARTS: Mapping[str, Part] = {
     "moved_answers": Part(moved_answers, 25),
     "classification": Part(classification, 20),
     "sleep": Part(sleep, 40),
+    "turns": Part(turns, 40),
     "baselines": Part(baselines, 30),
     "vllm": Part(vllm, 120),
 }

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.rates import Load, open_engine, step
-from benchmarks.gpu.shapes import QWEN_05B, TINY, build
+from benchmarks.gpu.shapes import GEMMA3_12B, QWEN_05B, QWEN_7B, TINY, Shape, build
 from deployments.contract.sampling_params import SamplingParams
 from deployments.device.device import CpuDevice, CudaDevice
 from deployments.engine.engine import Engine
@@ -28,6 +29,8 @@ NUM_SEQS, NUM_TOKENS, NUM_BEFORE = 24, 32, 13
 
 DTYPES = (torch.float32, torch.bfloat16)
 NUM_STEPS = 30
+TURNS: Mapping[str, Shape] = {shape.name: shape for shape in (QWEN_7B, GEMMA3_12B)}
+"""Models that take turns on the device, each with a plan for most of it."""
 
 
 class Child:
@@ -213,6 +216,13 @@ def _claim(device: torch.device) -> None:
     (CudaDevice() if device.type == "cuda" else CpuDevice()).enforce_share(SHARE)
 
 
+def _turns(name: str, device: torch.device) -> Callable[[Any], Any]:
+    # Imported here: it needs psutil, which a machine with torch and transformers may lack.
+    from benchmarks.gpu.turns import TurnTaker
+
+    return TurnTaker(name, device)
+
+
 def _serve(what: str, device: torch.device, asked: Connection) -> None:
     """Answer until the parent ends it."""
     if device.type == "cpu":
@@ -221,6 +231,7 @@ def _serve(what: str, device: torch.device, asked: Connection) -> None:
         "answers": _Answers,
         "steps": _Steps,
         "fill": lambda device: lambda asked: _fill(device),
+        **{name: partial(_turns, name) for name in TURNS},
     }
     answer = made[what](device)
     with suppress(EOFError):

@@ -21,6 +21,7 @@ from deployments.engine.limits import EngineLimits
 from deployments.engine.model.loader import LoadedModel
 from deployments.engine.scheduling.sequence import SequenceRequest
 from deployments.plan.graph_sizes import MAX_GRAPHS
+from deployments.plan.memory_budget import MemoryDemand
 from deployments.plan.memory_demand import memory_demand
 from deployments.plan.model_shape import ModelShape
 
@@ -144,6 +145,11 @@ def time_steps(engine: Engine, load: Load, vocab_size: int) -> TimedSteps:
 
 def planned_bytes(loaded: LoadedModel, limits: EngineLimits) -> int:
     """Return what a replica plans for all but keys and values."""
+    return planned_demand(loaded, limits).fixed_bytes
+
+
+def planned_demand(loaded: LoadedModel, limits: EngineLimits) -> MemoryDemand:
+    """Return what a replica plans."""
     dtype = str(loaded.model.dtype).removeprefix("torch.")
     is_captured = limits.cuda_graphs and loaded.model.device.type == "cuda"
     return memory_demand(
@@ -156,7 +162,7 @@ def planned_bytes(loaded: LoadedModel, limits: EngineLimits) -> int:
         max_batched_tokens=limits.max_batched_tokens,
         max_graphs=MAX_GRAPHS if is_captured else 0,
         on_gpu=loaded.model.device.type == "cuda",
-    ).fixed_bytes
+    )
 
 
 def step(engine: Engine, num_new: dict[str, int] | None = None) -> float:

@@ -14,11 +14,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -45,6 +49,8 @@ class Shape:
     config: Callable[..., PreTrainedConfig] = Qwen2Config
     model: type[PreTrainedModel] = Qwen2ForCausalLM
 
+
+SPECIAL_TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 
 QWEN_ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0}
 
@@ -113,6 +119,52 @@ TINY_GEMMA3 = replace(
     model=Gemma3ForCausalLM,
 )
 
+TINY_GPT_OSS = replace(
+    TINY,
+    name="tiny gpt-oss with sinks, experts and a window of 32",
+    options={
+        **TINY.options,
+        "head_dim": 16,
+        "sliding_window": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    config=GptOssConfig,
+    model=GptOssForCausalLM,
+)
+
+TINY_QWEN_VL = replace(
+    TINY,
+    name="tiny Qwen2.5-VL",
+    options={
+        "text_config": {
+            **TINY.options,
+            **SPECIAL_TOKENS,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "mrope_section": [4, 2, 2],
+            },
+        },
+        "vision_config": {
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "out_hidden_size": TINY.options["hidden_size"],
+            "patch_size": 4,
+            "window_size": 16,
+            "fullatt_block_indexes": [1],
+            "initializer_range": 0.3,
+        },
+        # The first ids are in no text here.
+        "image_token_id": 0,
+        "video_token_id": 1,
+    },
+    config=Qwen2_5_VLConfig,
+    model=Qwen2_5_VLForConditionalGeneration,
+)
+
 GEMMA3_12B = Shape(
     "Gemma 3 12B's text model",
     torch.bfloat16,
@@ -140,35 +192,46 @@ class BenchmarkModel(LoadedModel):
     Attributes:
         plain: The model for `generate`. On a GPU it is the same object, to hold the weights once.
             On a CPU it is a copy, because the engine's layers there serve a single thread.
+        stock_attention: The attention that transformers chooses for its text.
     """
 
     plain: PreTrainedModel
+    stock_attention: str
 
 
 def build(shape: Shape, device: torch.device) -> BenchmarkModel:
     """Build a model of this shape, and prepare it as the loader does."""
     torch.manual_seed(0)
-    config = shape.config(**shape.options, bos_token_id=0, eos_token_id=1, pad_token_id=0)
+    config = shape.config(**shape.options, **SPECIAL_TOKENS)
     with device:
         model: PreTrainedModel = shape.model._from_config(  # type: ignore[no-untyped-call] # transformers leaves it untyped
             config, dtype=shape.dtype
         )
     model.train(mode=False)
     plain = copy.deepcopy(model) if device.type == "cpu" else model
+    chosen = str(config.get_text_config()._attn_implementation)
     prepare_model(model)
     tokenizer = _tokenizer(config.get_text_config().vocab_size)
-    return BenchmarkModel(model, tokenizer, None, frozenset({1}), plain=plain)
+    return BenchmarkModel(
+        model, tokenizer, None, frozenset({1}), plain=plain, stock_attention=chosen
+    )
 
 
 @contextmanager
 def stock(loaded: BenchmarkModel) -> Iterator[Any]:
     """Yield the model with transformers' own attention; then restore the engine's attention."""
-    loaded.plain.set_attn_implementation("sdpa")
+    _set_attention(loaded.plain, loaded.stock_attention)
     try:
         yield loaded.plain
     finally:
         if loaded.plain is loaded.model:
-            loaded.model.set_attn_implementation(ATTENTION_NAME)
+            _set_attention(loaded.model, ATTENTION_NAME)
+
+
+def _set_attention(model: PreTrainedModel, name: str) -> None:
+    """Set the attention of the model's text; a vision tower keeps its own."""
+    is_composite = model.config.get_text_config() is not model.config
+    model.set_attn_implementation({"text_config": name} if is_composite else name)
 
 
 def _tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:

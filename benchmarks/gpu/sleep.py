@@ -34,19 +34,19 @@ def light_sleeps(loaded: LoadedModel, load: Load) -> Iterator[dict[str, Any]]:
     for level in (1, 2) if device.type == "cuda" else (2,):
         engine = open_engine(loaded, load, cuda_graphs=True)
         prompts = load.prompts(loaded.text_config.vocab_size)
-        expected = _answers(engine, prompts, load.num_tokens, "awake")
+        expected = answers(engine, prompts, load.num_tokens, "awake")
         with patch.object(cgroup, "available_bytes", lambda level=level: 2**60 * (level == 1)):
             for number in range(1, 1 + NUM_SLEEPS[level]):
-                awake_bytes, started = _held_bytes(device), time.perf_counter()
+                awake_bytes, started = held_bytes(device), time.perf_counter()
                 if not engine.sleep():
                     yield {"level": level, "sleep": "it stayed awake; the log says why"}
                     break
-                slept, asleep_bytes = time.perf_counter(), _held_bytes(device)
+                slept, asleep_bytes = time.perf_counter(), held_bytes(device)
                 woken = time.perf_counter()
                 engine.wake()
                 wait_for(device)
                 woke_s = time.perf_counter() - woken
-                found = _answers(engine, prompts, load.num_tokens, f"{level}-{number}")
+                found = answers(engine, prompts, load.num_tokens, f"{level}-{number}")
                 yield {
                     "level": engine.sleep_level,
                     "sleep": number,
@@ -61,7 +61,7 @@ def light_sleeps(loaded: LoadedModel, load: Load) -> Iterator[dict[str, Any]]:
         gc.collect()
 
 
-def _held_bytes(device: torch.device) -> int:
+def held_bytes(device: torch.device) -> int:
     """Return the memory that is in use on a GPU; on a CPU, by this process."""
     if device.type != "cuda":
         return int(psutil.Process().memory_info().rss)
@@ -69,7 +69,7 @@ def _held_bytes(device: torch.device) -> int:
     return total_bytes - free_bytes
 
 
-def _answers(
+def answers(
     engine: Engine, prompts: list[list[int]], num_tokens: int, run: str
 ) -> list[tuple[int, ...]]:
     """Return the new tokens of each sequence.

@@ -40,7 +40,7 @@ def test_each_part_runs_on_a_cpu_with_tiny_shapes(
     assert all(json.dumps(row) for row in rows)
     if name == "equality":
         exact = [row["equal to generate"] for row in rows if row["dtype"] == "float32"]
-        assert exact == ["4 of 4"] * len(exact)
+        assert exact == ["4 of 4"] * 10
     if name == "moved_answers":
         moved = [row["equal to those of one process"] for row in rows]
         assert moved == ["24 of 24"] * 2
@@ -48,6 +48,15 @@ def test_each_part_runs_on_a_cpu_with_tiny_shapes(
         assert [row["is"] for row in rows][1].startswith("0.03 of 0.03 in its share")
     if name == "sleep":
         assert [(row["level"], row["equal answers"]) for row in rows] == [(2, "2 of 2")]
+    if name == "turns":
+        names = ["Qwen2.5-7B", "Gemma 3 12B's text model"]
+        assert [(row["model"], row["turn"]) for row in rows] == [
+            (model, number) for number in ("first", 1, 2) for model in names
+        ]
+        assert {(row["level"], row["equal answers"]) for row in rows} == {(2, "2 of 2")}
+        slept = [row["the other slept in, s"] for row in rows]
+        assert slept[0] == "-"
+        assert all(isinstance(seconds, float) for seconds in slept[1:])
     if name == "images":
         assert rows[0]["prompt"] == "12 tokens and an image of 4"
 
@@ -85,8 +94,8 @@ class FakeVllm:
         self.asked.append((len(prompts), length, params["max_tokens"]))
 
 
-def test_all_parts_but_the_last_end_within_eight_minutes_and_with_it_within_ten() -> None:
-    assert sum(part.limit_s for part in PARTS.values()) <= 60 * 10
+def test_all_parts_but_the_last_end_within_nine_minutes_and_with_it_within_eleven() -> None:
+    assert sum(part.limit_s for part in PARTS.values()) <= 60 * 11
     assert sum(PARTS[name].limit_s for name in list(PARTS)[:-1]) <= 60 * program.MINUTES
 
 
