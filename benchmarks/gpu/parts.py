@@ -360,7 +360,7 @@ PARTS: Mapping[str, Part] = {
     "kernels": Part(kernels, 40),
     "mixed": Part(mixed, 50),
     "gpu_tests": Part(gpu_tests, 45),
-    "equality": Part(equality, 50),
+    "equality": Part(equality, 65),
     "gemma": Part(gemma, 35),
     "images": Part(images, 40),
     "shares": Part(shares, 25),

@@ -61,7 +61,8 @@ def fetch(tensor: torch.Tensor) -> Fetched:
         return Fetched(tensor.cpu(), None)
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch leaves it untyped
     fetched = Fetched(tensor.to("cpu", non_blocking=True), copied)
-    copied.record()
+    # By default it is recorded on the stream of the current device, which may be another one.
+    copied.record(torch.cuda.current_stream(tensor.device))
     return fetched
 
 

@@ -1,6 +1,10 @@
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
 import torch
 
-from deployments.compute.host_to_device import host_tensor, send, take_rows, to_device
+from deployments.compute.host_to_device import fetch, host_tensor, send, take_rows, to_device
 
 CPU = torch.device("cpu")
 
@@ -24,3 +28,17 @@ def test_nothing_is_pinned_for_a_cpu() -> None:
     tensor = torch.ones(2)
     assert send(tensor, CPU) is tensor
     assert not host_tensor([1.0], CPU, torch.float32).is_pinned()
+
+
+def test_what_comes_from_a_card_is_waited_for_on_that_cards_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    second, recorded = torch.device("cuda", 1), list[Any]()
+    event = SimpleNamespace(
+        record=lambda stream="that of the current device": recorded.append(stream)
+    )
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"that of {device}")
+    on_card = SimpleNamespace(device=second, to=lambda device, non_blocking: torch.ones(1))
+    assert fetch(cast("torch.Tensor", on_card)).copied is event
+    assert recorded == ["that of cuda:1"]

@@ -9,6 +9,7 @@ If anything here fails, `cuda_replay` falls back to plain steps and logs it.
 import logging
 from collections.abc import Callable
 from typing import Protocol
+from weakref import WeakSet
 
 import torch
 
@@ -47,10 +48,11 @@ class GraphCapturer(Protocol):
 
 
 class CudaCapturer:
-    """Captures on one side stream, into one pool of memory for all graphs.
+    """Captures on one side stream, into one pool of memory for all graphs that live.
 
     The graphs never run at the same time, and nothing in the pool outlives a run, so they can share
-    it.
+    it. Once all of them are dropped, the next one gets a new pool: torch refuses a capture into a
+    pool without graphs as long as any tensor still lies there.
 
     Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
     """
@@ -60,6 +62,7 @@ class CudaCapturer:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch leaves it untyped
         self._pool = torch.cuda.graph_pool_handle()
+        self._living = WeakSet[torch.cuda.CUDAGraph]()
         self._broken: list[torch.cuda.CUDAGraph] = []
 
     @property
@@ -87,6 +90,8 @@ class CudaCapturer:
         Raises:
             RuntimeError: The work waited for the device, or memory ran out.
         """
+        if not self._living:
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # A failed `torch.cuda.graph` does not restore the stream; the outer context does.
         # `thread_local`, because other threads of the process may use the device meanwhile.
@@ -104,6 +109,7 @@ class CudaCapturer:
         except BaseException:
             self._abandon(graph)
             raise
+        self._living.add(graph)
         return graph
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:

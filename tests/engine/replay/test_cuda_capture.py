@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from weakref import finalize
 
 import pytest
 import torch
@@ -64,12 +65,17 @@ def test_a_failed_capture_leaves_its_stream() -> None:
     assert torch.randn(4, device="cuda").isfinite().all()
 
 
+class NewGraph:
+    """A CUDA graph that holds nothing yet."""
+
+
 class FakeCuda:
     """The parts of torch.cuda that captures use."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.underway: list[int] = []  # pools for which the allocator counts a capture as running
         self.num_users: dict[int, int] = {}  # graphs that hold each pool
+        self.captured: list[int] = []  # the pool of each capture, in order
         self.events: list[str] = []  # what happened on streams, in order
         self.generator_state = "captured"  # that of the device's default generator
         self.main = self._make_stream("main")
@@ -78,7 +84,7 @@ class FakeCuda:
             "current_stream": lambda device: self.main,
             "stream": self._stream,
             "graph_pool_handle": self._make_pool,
-            "CUDAGraph": SimpleNamespace,
+            "CUDAGraph": NewGraph,
             "graph": self._capture,
             "empty_cache": self._empty_cache,
             "synchronize": lambda device: self.events.append("wait"),
@@ -121,7 +127,10 @@ class FakeCuda:
     ) -> Iterator[None]:
         self._empty_cache()
         assert pool not in self.underway, "already recording"
+        # A pool that all its graphs have left, while a tensor still lies there.
+        assert self.num_users[pool] or pool not in self.captured, "use_count > 0 INTERNAL ASSERT"
         self.underway.append(pool)
+        self.captured.append(pool)
         self.num_users[pool] += 1
         try:
             yield
@@ -132,6 +141,7 @@ class FakeCuda:
             self.num_users[pool] -= 1  # as the graph's destructor does
             raise
         self.underway.remove(pool)
+        finalize(graph, self._release, 0, pool)
 
     def _empty_cache(self) -> None:
         if self.underway:
@@ -166,10 +176,23 @@ def test_an_invalidated_capture_does_not_stay_in_the_allocators_books(cuda: Fake
 
 def test_a_capture_that_torch_has_ended_is_not_ended_twice(cuda: FakeCuda) -> None:
     capturer = CudaCapturer(GPU)
-    capturer.capture(lambda: torch.zeros(1))
+    first = capturer.capture(lambda: torch.zeros(1))
     with pytest.raises(torch.OutOfMemoryError):
         capturer.capture(failing(torch.OutOfMemoryError("no room")))
-    assert cuda.num_users == {0: 1}  # the first graph's
+    assert sum(cuda.num_users.values()) == 1, first
+
+
+def test_graphs_share_a_pool_and_after_all_were_dropped_the_next_ones_do_not_need_it(
+    cuda: FakeCuda,
+) -> None:
+    capturer = CudaCapturer(GPU)
+    graphs = [capturer.capture(lambda: torch.zeros(1)) for _ in range(3)]
+    assert len(set(cuda.captured)) == 1
+    graphs.clear()
+    assert not any(cuda.num_users.values())
+    graphs += [capturer.capture(lambda: torch.zeros(1)) for _ in range(2)]
+    assert len(set(cuda.captured)) == 2
+    assert cuda.num_users[cuda.captured[-1]] == 2
 
 
 def test_after_a_failed_warm_up_the_stream_waits_for_what_was_launched(cuda: FakeCuda) -> None:
