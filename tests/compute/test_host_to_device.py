@@ -34,7 +34,7 @@ def test_what_comes_from_a_card_is_waited_for_on_that_cards_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     second, recorded = torch.device("cuda", 1), list[Any]()
-    event = SimpleNamespace(
+    event: Any = SimpleNamespace(
         record=lambda stream="that of the current device": recorded.append(stream)
     )
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
