@@ -8,6 +8,7 @@ where FILES are those that `tests.vllm_engine.neutral_table` finds; `make test-v
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -70,4 +71,23 @@ def without_images(source: Path, folder: Path) -> Path:
         name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)
     }
     save_file(texts, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
+def shallow(source: Path, folder: Path) -> Path:
+    """Copy a Gemma 3 with its first two layers only, one of each kind of attention.
+
+    Its texts mean nothing, and it takes a third of the time.
+    """
+    kinds = ["sliding_attention", "full_attention"]
+    copy = shutil.copytree(source, folder / f"shallow-{source.name}")
+    config = json.loads((copy / "config.json").read_text())
+    config.get("text_config", config).update(num_hidden_layers=len(kinds), layer_types=kinds)
+    (copy / "config.json").write_text(json.dumps(config))
+    weights = load_file(copy / "model.safetensors")
+    for name in [*weights]:
+        layer = re.match(r"(?:language_model\.)?model\.layers\.(\d+)\.", name)
+        if layer and int(layer[1]) >= len(kinds):
+            del weights[name]
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
     return copy

@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 from deployments.generator_replica import GeneratorReplica
-from tests.engines import EngineName, chat_model, only_raystream
+from tests.engines import EngineName, chat_model, only_raystream, shallow
 from tests.faults.cut_replicas import Cut, Cuts, Displace, Loss, Park, two_replicas
 from tests.images import data_uri
 from tests.serve_app.sse_decoder import SseDecoder, events_of
@@ -77,7 +77,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    "regex": (CHAT, {**SEEDED, "structured_outputs": {"regex": "[a-f]{90,}(x[0-9]{50,})?"}}),
+    "regex": (CHAT, {**SEEDED, "structured_outputs": {"regex": "[a-f]{220,}(x[0-9]{50,})?"}}),
     "tools": (CHAT, {**SEEDED, "tools": [CALL], "tool_choice": "required"}),
     "stop": (CHAT, {**SEEDED, "stop": ["\0 a stop string of the text"]}),
     "n=3": (CHAT, {**SEEDED, "n": 3}),
@@ -114,7 +114,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 def replicas(
     cuts: Cuts, tmp_path_factory: pytest.TempPathFactory, engine_name: EngineName
 ) -> Iterator[list[GeneratorReplica]]:
-    folder = chat_model(engine_name, tmp_path_factory.mktemp("chat"))
+    made_in = tmp_path_factory.mktemp("chat")
+    folder = shallow(chat_model(engine_name, made_in), made_in)
     # Without shared prefixes, the number of cached tokens does not depend on earlier requests.
     limits = {"max_model_len": 384, "max_num_seqs": 16, "prefix_caching": False}
     with two_replicas(folder, cuts, engine_name, **limits) as made:
