@@ -230,6 +230,7 @@ def catalog_of(backends: ModelBackends, states: ServingStates) -> ModelCatalog:
                 id_,
                 backends.replicas[id_],
                 partial(states.of, models[id_].deployment_name),
+                partial(states.newest_of, models[id_].deployment_name),
                 partial(backends.describe_files, id_),
                 models[id_].max_num_admitted,
             )

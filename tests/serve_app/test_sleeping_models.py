@@ -145,6 +145,31 @@ async def test_questions_leave_a_model_asleep(client: Caller) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "fails"), [("/v1/models/m", False), ("/health", False), ("/health", True)]
+)
+async def test_a_model_whose_last_process_ends_while_it_is_asked_is_told_as_asleep(
+    client: Caller, path: str, fails: bool
+) -> None:
+    sleeper = client.sleeper
+    sleeper.run()
+    assert (await client.get(path)).status_code == 200  # the controller's word is remembered
+    sleeper.loaded = sleeper.pinged = asyncio.Event()
+    asking = asyncio.ensure_future(client.get(path))
+    async with asyncio.timeout(30):
+        while sleeper.num_describes + sleeper.num_pings < 2:  # noqa: ASYNC110 - other tasks' state
+            await asyncio.sleep(0.001)
+    sleeper.state = ServingState.ASLEEP
+    sleeper.replicas.replace([])
+    if fails:
+        sleeper.sickness = ReplicaUnavailableError("its process has ended")
+        sleeper.pinged.set()
+    async with asyncio.timeout(0.9):  # no look at the controller from time to time
+        answer = await asking
+    assert answer.status_code == 200
+    assert path == "/health" or answer.json()["state"] == "asleep"
+
+
+@pytest.mark.parametrize(
     ("path", "body"),
     [
         (CHAT, question(stream=True)),

@@ -44,6 +44,7 @@ class ColdStart:
         model_id: str,
         replicas: RunningReplicas,
         state: Callable[[], Awaitable[DeploymentState]],
+        newest_state: Callable[[], Awaitable[DeploymentState]],
         describe_files: Callable[[], Coroutine[Any, Any, Any]],
         max_num_held: int,
         notice_interval_s: float = NOTICE_INTERVAL_S,
@@ -54,7 +55,8 @@ class ColdStart:
             backend: The model.
             model_id: Its id.
             replicas: Its replicas.
-            state: Returns the state of its deployment.
+            state: Returns the state of its deployment, as the controller has told it lately.
+            newest_state: Asks the controller for it first.
             describe_files: Describes the model without loading it.
             max_num_held: The most sequences that wait for a replica; see `HeldRequests`.
             notice_interval_s: Seconds between two notices to a client.
@@ -63,6 +65,7 @@ class ColdStart:
         self._model_id = model_id
         self._replicas = replicas
         self._state = state
+        self._newest_state = newest_state
         self._files = SingleFlight(describe_files)
         self._requests = HeldRequests(model_id, max_num_held)
         self._notice_interval_s = notice_interval_s
@@ -88,15 +91,51 @@ class ColdStart:
 
     async def _answer(self, request: Any) -> Any:
         match request:
-            case DescribeRequest() if self.is_cold:
-                return await self._describe(request)
-            case PingRequest(wakes=False) if self.is_cold:
-                await self._require_hope()
-                if (await self._state()).serving in NOT_READY:
-                    raise ReplicaUnavailableError(f"The model {self._model_id!r} is loading.")
-                return None
+            case DescribeRequest() | PingRequest(wakes=False):
+                asked = None if self.is_cold else await self._while_any_runs(request)
+                if asked is not None:
+                    return asked.result()
+                if isinstance(request, DescribeRequest):
+                    return await self._describe(request)
+                return await self._require_ready()
             case _:
                 return await self._until_taken(request)
+
+    async def _while_any_runs(self, request: Request[AnswerT]) -> "asyncio.Task[AnswerT] | None":
+        """Ask a replica that runs, and return the ended call; None if the last one has left.
+
+        The call is not made again then, and not held until another replica runs: that would wake
+        the model.
+        """
+        asking = asyncio.ensure_future(self._backend.send(request))
+        loop, has_changed = asyncio.get_running_loop(), asyncio.Event()
+        stop_listening = self._replicas.listen(lambda: loop.call_soon_threadsafe(has_changed.set))
+        try:
+            while not asking.done() and not self.is_cold:
+                has_changed.clear()
+                changing = asyncio.ensure_future(has_changed.wait())
+                await asyncio.wait({asking, changing}, return_when=asyncio.FIRST_COMPLETED)
+                changing.cancel()
+        except BaseException:
+            await _drop(asking)
+            raise
+        finally:
+            stop_listening()
+        if asking.done() and not (self.is_cold and asking.exception() is not None):
+            return asking
+        await _drop(asking)
+        return None
+
+    async def _require_ready(self) -> None:
+        """Return if the model has no replica only because of its load.
+
+        Raises:
+            NoReplicaError: It has failed.
+            ReplicaUnavailableError: It loads.
+        """
+        await self._require_hope()
+        if (await self._state()).serving in NOT_READY:
+            raise ReplicaUnavailableError(f"The model {self._model_id!r} is loading.")
 
     async def _until_taken(self, request: Request[AnswerT]) -> AnswerT:
         """Wait for a replica to take a request, and for room: none that runs refuses it."""
@@ -209,6 +248,8 @@ class ColdStart:
     async def _until_not(self, state: ServingState) -> None:
         """Wait while no replica runs and the controller tells this state."""
         now = (await self._state()).serving
+        if self.is_cold and now is state:
+            now = (await self._newest_state()).serving
         while self.is_cold and now is state:
             await asyncio.sleep(POLL_INTERVAL_S)
             now = (await self._state()).serving
