@@ -333,12 +333,6 @@ class ModelReplica:
         """Where the weights are while the model sleeps; see `LightSleep`."""
         return 2
 
-    def _observe_sleep(self, report: LightSleep) -> None:
-        """Record how the replica sleeps, and keep how long it took to wake for those who plan."""
-        self._metrics.observe_sleep(report)
-        if report.state is SleepState.AWAKE and report.last_wake_s is not None and is_actor():
-            note_wake(self._spec, report.last_wake_s)
-
     @staticmethod
     def _used_memory() -> float:
         """Return the part of the machine's or the container's memory that is in use."""
@@ -354,7 +348,7 @@ class ModelReplica:
             engine,
             self._deep_sleep.light_after_s,
             unshared_bytes if on_cpu else lambda: read_memory().held_bytes,
-            self._observe_sleep,
+            _observer_of_sleep(self._spec, self._metrics),
             is_pinned,
             turn=turn,
             turn_end=turn_end,
@@ -491,6 +485,20 @@ def _monitor_of(
     # None on a CPU, and where no figure of the GPUs is known.
     share_bytes = int(device.total_bytes * spec.device_share) or None if is_gpu else None
     return MemoryMonitor(read, share_bytes, metrics.observe, tell)
+
+
+def _observer_of_sleep(spec: ModelSpec, metrics: ReplicaMetrics) -> Callable[[LightSleep], None]:
+    """Return what records how a replica sleeps; it does not hold the replica.
+
+    How long a wake took is kept for those who plan.
+    """
+
+    def observe(report: LightSleep) -> None:
+        metrics.observe_sleep(report)
+        if report.state is SleepState.AWAKE and report.last_wake_s is not None and is_actor():
+            note_wake(spec, report.last_wake_s)
+
+    return observe
 
 
 def _own_id() -> str:

@@ -1,6 +1,8 @@
+import gc
 import os
 import pickle
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,6 @@ from deployments.device.device import CpuDevice, MemoryDevice
 from deployments.plan.memory_budget import DeviceMemoryError
 from deployments.plan.replica_plan import plan_replica
 from deployments.plan.replica_report import (
-    LightSleep,
     MemoryPlan,
     ReplicaState,
     SleepState,
@@ -77,6 +78,25 @@ class Replica(ModelReplica):
         self.num_stops += 1
 
 
+class Engine:
+    """Sleeps and wakes at once."""
+
+    async def sleep(self) -> bool:
+        return True
+
+    async def wake(self) -> None:
+        pass
+
+
+class SleepingReplica(Replica):
+    """Has an engine that can sleep."""
+
+    def _start(self) -> None:
+        super()._start()
+        self._metrics = ReplicaMetrics(MetricStore(GENERATOR), "m")
+        self._sleeper = self._open_sleeper(Engine())
+
+
 def open_cpu(_: ModelSpec) -> MemoryDevice:
     return CpuDevice()
 
@@ -106,13 +126,25 @@ def test_a_replica_that_is_an_actor_keeps_how_long_it_took_to_wake(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(model_replica, "is_actor", lambda: True)
-    replica = Replica(spec("m"), open_cpu)
-    replica._metrics = ReplicaMetrics(MetricStore(GENERATOR), "m")
-    replica._observe_sleep(LightSleep(SleepState.AWAKE, 0.0))
+    sleeper = SleepingReplica(spec("m"), open_cpu)._sleeper
+    sleeper._note(SleepState.AWAKE)
     assert last_wake_s(spec("m")) is None, "it has never slept"
-    replica._observe_sleep(LightSleep(SleepState.AWAKE, 1.0, num_sleeps=1, last_wake_s=0.4))
-    replica._observe_sleep(LightSleep(SleepState.ASLEEP, 2.0, num_sleeps=2, last_wake_s=0.4))
+    sleeper.report = replace(sleeper.report, num_sleeps=1, last_wake_s=0.4)
+    sleeper._note(SleepState.AWAKE)
+    sleeper.report = replace(sleeper.report, num_sleeps=2, last_wake_s=0.5)
+    sleeper._note(SleepState.ASLEEP)
     assert last_wake_s(spec("m")) == 0.4
+
+
+def test_a_replica_that_may_sleep_is_freed_as_soon_as_it_is_let_go() -> None:
+    gc.disable()
+    try:
+        replica = SleepingReplica(spec("m"), open_cpu)
+        seen = weakref.ref(replica)
+        del replica
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_a_replica_that_is_let_go_stops_its_model() -> None:
