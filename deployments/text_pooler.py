@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from deployments.contract.model_spec import number
+from deployments.contract.model_spec import NO_POOLER_SLEEP_ON_GPU, number
 from deployments.replica.uncollected_imports import uncollected_imports
 
 with uncollected_imports():
@@ -120,10 +120,7 @@ class TextPooler(PoolerReplica):
             number(spec.entry.light_sleep_after_s) is not None
             and self._device.torch_device.type != "cpu"
         ):
-            raise UnsupportedModelError(
-                "light_sleep_after_s: a model that classifies or embeds sleeps lightly only on a "
-                "CPU; write `device: cpu`, or leave it out"
-            )
+            raise UnsupportedModelError(NO_POOLER_SLEEP_ON_GPU)
         config = load_config(spec.source, revision=spec.entry.revision)
         self._plan = plan_share(spec, config, self._device, is_pooler=True)
         log_sizes(self._plan)

@@ -94,6 +94,12 @@ NO_VLLM_SLEEP_ON_CPU: Final = (
 )
 """Why vLLM's models on a CPU don't sleep lightly, and what to write."""
 
+NO_POOLER_SLEEP_ON_GPU: Final = (
+    "light_sleep_after_s: a model that classifies or embeds sleeps lightly only on a CPU; write "
+    "`device: cpu` and `num_gpus: 0`, or leave it out"
+)
+"""Why poolers on a GPU don't sleep lightly, and what to write."""
+
 
 MODEL_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 
@@ -309,10 +315,7 @@ class ModelConfig(StrictModel):
     def _check_light_sleep(self) -> None:
         if self.engine == "raystream":
             if self.task != "generate" and self._runs_on_gpu:
-                raise ValueError(
-                    "light_sleep_after_s: a model that classifies or embeds sleeps lightly only on "
-                    "a CPU; write `device: cpu` and `num_gpus: 0`, or leave it out"
-                )
+                raise ValueError(NO_POOLER_SLEEP_ON_GPU)
         elif self.task != "generate" or self.engine_urls:
             raise ValueError(
                 "light_sleep_after_s: of vLLM's models, only those that generate in processes of "

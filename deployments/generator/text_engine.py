@@ -194,9 +194,6 @@ class AnyEngine:
         ready_s: When the delta that is being taken was ready, by the monotonic clock.
     """
 
-    _failed = "the engine has failed; try again"
-    """What clients of its sequences read if it has ended without being stopped."""
-
     def __init__(self) -> None:
         """Start without sequences."""
         self.ready_s = 0.0
@@ -207,6 +204,11 @@ class AnyEngine:
     def is_alive(self) -> bool:
         """Whether the engine still takes sequences."""
         raise NotImplementedError
+
+    @property
+    def _failed(self) -> str:
+        """What clients of its sequences read if it has ended without being stopped."""
+        return "the engine has failed; try again"
 
     def require_alive(self) -> None:
         """Raise if the engine takes no more sequences; see `TextEngine.require_alive`."""

@@ -10,14 +10,13 @@ lets the replica send all of them in one message.
 vLLM knows of processes that have ended, but not of one that hangs. So a watch looks for progress:
 while sequences run, each step tells the stat logger.
 
-On a GPU the engine can sleep at vLLM's level 1: the weights lie in the host's memory meanwhile.
-Level 2 would read them again by vLLM's reload, which has to fit each quantization and adapter.
+`EngineSleep` puts the engine to sleep, on a GPU.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -30,12 +29,10 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
-from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
+from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 from deployments.contract.errors import (
     GenerationFailedError,
-    RaystreamError,
-    ReplicaUnavailableError,
 )
 from deployments.contract.model_spec import ModelSpec
 from deployments.contract.output import EngineStats, FinishReason, TextDelta
@@ -46,34 +43,21 @@ from deployments.engine.detokenizing.detokenizer import UndecodableError
 from deployments.engine.grammar.matcher import GrammarCompiler
 from deployments.engine.scheduling.sequence import Beginning, SequenceRequest
 from deployments.generator.text_engine import AnyEngine, EngineFacts, Take
-from deployments.plan import cgroup
-from deployments.plan.memory_budget import GIB
 from deployments.replica.start_phases import EndPhase
 from deployments.vllm_engine.grammars import envelope, eos_token_ids
 from deployments.vllm_engine.logs import EngineLogs
 from deployments.vllm_engine.moves import hand_over, unsupported
 from deployments.vllm_engine.requests import PROBE, UNDECODABLE, Codec, Deltas
 from deployments.vllm_engine.scheduler import begun_in
+from deployments.vllm_engine.sleep import EngineSleep, part_on_this_node
 from deployments.vllm_engine.start import start_engine
-from deployments.vllm_engine.watches import LOOK_S, MOST_S, Watch
+from deployments.vllm_engine.step_figures import StepCounts, StepLogger
+from deployments.vllm_engine.watches import LOOK_S, Watch
 
 logger = logging.getLogger("ray.serve.raystream.replica")
 
 ANSWER_S: Final = 1.0
 """Seconds that a health check waits for a ping."""
-
-SLEEP_LEVEL: Final = 1
-"""vLLM's level that copies the weights into the host's memory."""
-
-HOST_PART: Final = 2.0
-"""The host's memory that sleeping may take, as a multiple of the weights: torch rounds each pinned
-block up to a power of two. It keeps the blocks, so there is room for every sleep after the first.
-"""
-
-COPIED_PER_S: Final = 2**29
-"""Bytes of weights a second that every sleep and every wake moves; the first sleep also pins memory
-for them, which is slower than the copy.
-"""
 
 URGENT: Final = -(2**31)
 FIRST: Final = -1
@@ -110,7 +94,7 @@ class VllmEngine(AnyEngine):
         self._end_phase = end_phase
         self._progress = progress or StartProgress()
         self._on_cpu = on_cpu
-        self._counts = _Counts()
+        self._counts = StepCounts()
         self._readers: set[_Reader] = set()
         # By vLLM's name. vLLM may begin with a sequence that has just left, so they are kept for as
         # long as the sequence's run looks at them.
@@ -118,9 +102,6 @@ class VllmEngine(AnyEngine):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watch = Watch(on_cpu=on_cpu)
         self._is_hung = False
-        self._is_awake = True
-        self._has_slept = False
-        self._is_broken = False  # by a sleep or a wake that has failed
         self._num_steps_seen = 0
         self._pinging: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -136,6 +117,13 @@ class VllmEngine(AnyEngine):
         )
         self._end_phase("engine")
         self._llm, self._runner, self._facts = started.llm, started.runner, started.facts
+        self._sleep = EngineSleep(
+            self._spec.id,
+            self._llm,
+            self._facts.memory.weight_bytes,
+            self.require_alive,
+            part_on_this_node(self._spec),
+        )
         self._adapters = {
             each.id: LoRARequest(each.id, each.number, str(each.folder))
             for each in started.adapters
@@ -171,8 +159,12 @@ class VllmEngine(AnyEngine):
     @property
     def is_alive(self) -> bool:
         """Whether the engine still takes sequences."""
-        has_ended = self._is_stopped or self._is_hung or self._is_broken
+        has_ended = self._is_stopped or self._is_hung or self._sleep.failure is not None
         return not (has_ended or self._llm.errored)
+
+    @property
+    def _failed(self) -> str:
+        return self._sleep.failure or super()._failed
 
     async def sleep(self) -> bool:
         """Copy the weights into the host's memory, and give the GPU's back until `wake`.
@@ -188,17 +180,14 @@ class VllmEngine(AnyEngine):
             RaystreamError: The engine has failed, or was stopped.
         """
         self.require_alive()
-        if self._readers or self._unloaded or not self._has_room():
+        if self._readers or self._unloaded:
             return False
-        self._is_awake = False  # before anything is awaited: no probe gets into it
-        await self._change(self._llm.sleep(SLEEP_LEVEL), "put to sleep")
-        self._has_slept = True
-        return True
+        return await self._sleep.fall_asleep()
 
     @property
     def sleep_level(self) -> int | None:
-        """1, by vLLM's numbers: in pinned memory of the host; None before the first sleep."""
-        return SLEEP_LEVEL if self._has_slept else None
+        """Where the weights are while it sleeps; see `EngineSleep.level`."""
+        return self._sleep.level
 
     async def wake(self) -> None:
         """Copy the weights back to the GPU; if that fails, the engine has failed.
@@ -208,62 +197,7 @@ class VllmEngine(AnyEngine):
             GenerationAbortedError: The engine was stopped.
         """
         self.require_alive()
-        await self._change(self._wake_up(), "woken")
-        self._is_awake = True
-
-    async def _wake_up(self) -> None:
-        await self._llm.wake_up()
-        if await self._llm.is_sleeping():
-            raise RuntimeError("vLLM sleeps on")
-
-    def _has_room(self) -> bool:
-        """Return whether the host has room for the weights."""
-        needed_bytes = int(HOST_PART * self._facts.memory.weight_bytes)
-        free_bytes = cgroup.available_bytes()
-        if self._has_slept or free_bytes >= needed_bytes:
-            return True
-        logger.warning(
-            "%s stays awake: its weights may take %.2f GiB of the host's memory, of which %.2f GiB "
-            "are free",
-            self._spec.id,
-            needed_bytes / GIB,
-            free_bytes / GIB,
-        )
-        return False
-
-    async def _change(self, changing: Coroutine[Any, Any, None], what: str) -> None:
-        """Wait for a sleep or a wake, of which no step tells; if it fails, the engine has failed.
-
-        Args:
-            changing: Asks vLLM for it.
-            what: What is done to the model, for errors.
-
-        Raises:
-            RaystreamError: It has failed or hangs, or the engine has ended.
-        """
-        change = asyncio.ensure_future(changing)
-        left_s = MOST_S + self._facts.memory.weight_bytes / COPIED_PER_S
-        try:
-            while not change.done():
-                began_s = time.monotonic()
-                await asyncio.wait({change}, timeout=LOOK_S)
-                # A pause of the whole machine counts for little, as with a step.
-                left_s -= min(time.monotonic() - began_s, 2 * LOOK_S)
-                self.require_alive()
-                if left_s <= 0 and not change.done():
-                    raise TimeoutError("vLLM does not answer")
-            change.result()
-        except RaystreamError:
-            raise
-        except EngineDeadError as error:
-            raise self._end_error() from error
-        except Exception as error:
-            self._is_broken = True
-            self._failed = f"The model could not be {what}: {reason_of(error)}"
-            raise ReplicaUnavailableError(self._failed) from error
-        finally:
-            if not change.done():
-                change.cancel()
+        await self._sleep.wake()
 
     def validate(self, request: SequenceRequest) -> None:
         """Refuse a sequence that could not run; see `EngineLimits.check`.
@@ -300,7 +234,7 @@ class VllmEngine(AnyEngine):
         if not self.is_alive:
             cause = self._logs.last_cause()
             raise self._end_error() from (None if cause is None else RuntimeError(cause.reason))
-        if not self._is_awake:
+        if not self._sleep.is_awake:
             return
         await self._load_adapters()
         num_steps = self.stats.num_steps
@@ -341,7 +275,7 @@ class VllmEngine(AnyEngine):
         Raises:
             RaystreamError: The engine is broken.
         """
-        if not self._is_awake:
+        if not self._sleep.is_awake:
             self.require_alive()
             return
         probe = SequenceRequest(self.unique_id("ping"), (0,), PROBE)
@@ -537,60 +471,3 @@ def _hand_on(reader: _Reader, delta: TextDelta) -> None:
     except Exception as error:  # noqa: BLE001 - the event loop logs it
         context = {"message": f"{reader.sequence.sequence_id}: a delta", "exception": error}
         asyncio.get_running_loop().call_exception_handler(context)
-
-
-class _Counts:
-    """The engine's counters, of which vLLM tells the changes of each step."""
-
-    def __init__(self) -> None:
-        self.num_resumed = 0
-        self._last = SchedulerStats()
-        self._num_steps = 0
-        self._num_prompt_tokens = 0
-        self._num_cached_tokens = 0
-        self._num_preempted = 0
-
-    def note(self, scheduler: SchedulerStats | None, iteration: IterationStats | None) -> None:
-        if scheduler is not None:
-            self._last = scheduler
-            self._num_steps += 1
-            self._num_prompt_tokens += scheduler.prefix_cache_stats.queries
-            self._num_cached_tokens += scheduler.prefix_cache_stats.hits
-        if iteration is not None:
-            self._num_preempted += iteration.num_preempted_reqs
-
-    @property
-    def stats(self) -> EngineStats:
-        last = self._last
-        return EngineStats(
-            last.num_running_reqs,
-            last.num_waiting_reqs + last.num_skipped_waiting_reqs,
-            self._num_steps,
-            self._num_prompt_tokens,
-            self._num_cached_tokens,
-            last.kv_cache_usage,
-            self._num_preempted,
-            self.num_resumed,
-        )
-
-
-class StepLogger(StatLoggerBase):
-    """Passes each step's figures on; vLLM calls it at the end of the step."""
-
-    def __init__(
-        self, note: Callable[[SchedulerStats | None, IterationStats | None], None]
-    ) -> None:
-        self._note = note
-
-    def record(
-        self,
-        scheduler_stats: SchedulerStats | None,
-        iteration_stats: IterationStats | None,
-        mm_cache_stats: MultiModalCacheStats | None = None,
-        engine_idx: int = 0,
-    ) -> None:
-        """Pass a step's figures on."""
-        self._note(scheduler_stats, iteration_stats)
-
-    def log_engine_initialized(self) -> None:
-        """Log nothing: the replica does."""

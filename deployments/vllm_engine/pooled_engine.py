@@ -28,12 +28,12 @@ from deployments.pooling.embedder import Embedder
 from deployments.pooling.model_outline import label_names
 from deployments.pooling.pooling_worker import PoolerFacts
 from deployments.pooling.request_queue import TokenIds
-from deployments.vllm_engine.engine import StepLogger
 from deployments.vllm_engine.logs import EngineLogs
 from deployments.vllm_engine.pooled_model import PooledModel, check_layers, read_model
 from deployments.vllm_engine.pooling_worker import EngineLostError
 from deployments.vllm_engine.scheduler import PoolingScheduler
 from deployments.vllm_engine.start import FIXED, arguments, check_heads, ending, explaining
+from deployments.vllm_engine.step_figures import StepLogger
 from deployments.vllm_engine.watches import Watch
 
 

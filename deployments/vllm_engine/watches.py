@@ -136,6 +136,24 @@ def _thread_states(pid: int) -> Iterator[str]:
             yield thread.read_text().rpartition(") ")[2][0]
 
 
+class Looks:
+    """Counts the seconds between looks, of which a standstill of this process counts for little."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        """Start to count.
+
+        Args:
+            now_s: The clock.
+        """
+        self._now_s = now_s
+        self._looked_s = now_s()
+
+    def passed_s(self) -> float:
+        """Return the seconds since the last look, at most twice `LOOK_S`, and look again."""
+        before_s, self._looked_s = self._looked_s, self._now_s()
+        return min(self._looked_s - before_s, 2 * LOOK_S)
+
+
 class Watch:
     """Tells whether an engine that has work can only hang."""
 
@@ -158,14 +176,16 @@ class Watch:
         self._read_activity = read_activity
         self._num_steps = 0
         self._longest_s = 0.0  # of all steps but the first
-        self._progress_s = self._looked_s = now_s()
+        self._progress_s = now_s()
+        self._looks = Looks(now_s)
         # Since the last progress or, on a CPU, sign of work; without the replica's own standstills.
         self._waited_s = 0.0
         self._used_s: float | None = None  # the CPU time until the last look
 
     def note_begin(self) -> None:
         """Note that there was nothing to do until now."""
-        self._progress_s = self._looked_s = self._now_s()
+        self._progress_s = self._now_s()
+        self._looks.passed_s()
         self._waited_s = 0.0
         self._used_s = None
 
@@ -181,9 +201,7 @@ class Watch:
 
         To be asked every `LOOK_S`.
         """
-        now_s = self._now_s()
-        passed_s = min(now_s - self._looked_s, 2 * LOOK_S)
-        self._looked_s = now_s
+        passed_s = self._looks.passed_s()
         self._waited_s += passed_s
         if not self._on_cpu:
             return self._waited_s >= self._bound_s

@@ -28,9 +28,10 @@ from deployments.generator.admission.admission import Admission, AdmissionLimits
 from deployments.generator.admission.engine_run import EngineRun
 from deployments.plan import cgroup
 from deployments.plan.replica_report import SleepState
+from deployments.plan.sleep_memory import VLLM_HOST_PART
 from deployments.replica.light_sleep import LightSleeper
-from deployments.vllm_engine import engine as engine_module
-from deployments.vllm_engine.engine import HOST_PART, StepLogger
+from deployments.vllm_engine import sleep as sleep_module
+from deployments.vllm_engine.step_figures import StepLogger
 from tests.engine.tiny_models import EOS_TOKEN_ID, byte_tokenizer, qwen2
 from tests.vllm_engine.parameter_sets import (
     EVERY,
@@ -380,8 +381,8 @@ async def test_an_engine_whose_host_has_no_room_for_the_weights_stays_awake(
     running: RunningEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await running.until_idle()
-    needed_bytes = int(HOST_PART * running.facts.memory.weight_bytes)
-    monkeypatch.setattr(running.engine, "_has_slept", False)
+    needed_bytes = int(VLLM_HOST_PART * running.facts.memory.weight_bytes)
+    monkeypatch.setattr(running.engine._sleep, "_has_slept", False)
     monkeypatch.setattr(cgroup, "available_bytes", lambda: needed_bytes - 1)
     assert not await running.engine.sleep()
     assert "stays awake: its weights may take" in caplog.text
@@ -431,10 +432,12 @@ async def test_an_engine_that_can_not_sleep_or_wake_has_failed_and_says_why(
     if wakes:
         assert await engine.sleep()
     with monkeypatch.context() as patch:
-        for name in ("_is_broken", "_is_awake", "_failed"):
-            patch.setattr(engine, name, getattr(engine, name))  # what the test leaves is undone
-        patch.setattr(engine_module, "MOST_S", 0.0)
-        patch.setattr(engine_module, "LOOK_S", 0.01)
+        for name in ("failure", "is_awake"):
+            patch.setattr(
+                engine._sleep, name, getattr(engine._sleep, name)
+            )  # what the test leaves is undone
+        patch.setattr(sleep_module, "MOST_S", 0.0)
+        patch.setattr(sleep_module, "LOOK_S", 0.01)
         error = RuntimeError("CUDA out of memory")
         asked = mock.AsyncMock(side_effect=error if fails else never)
         patch.setattr(engine._llm, method, asked)

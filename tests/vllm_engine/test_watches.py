@@ -12,7 +12,9 @@ import psutil
 import pytest
 
 from deployments.vllm_engine.watches import (
+    LOOK_S,
     Activity,
+    Looks,
     Watch,
     activity_below,
     end_family,
@@ -256,6 +258,16 @@ def test_the_time_in_which_the_replica_itself_stood_still_is_no_sign(on_cpu: boo
         engine.now_s += 3600  # its machine was paused: what the engine did is not read yet
         assert not watch.is_hung()
     assert engine.hangs_after(watch) == 2
+
+
+def test_a_standstill_between_two_looks_counts_as_two_of_them() -> None:
+    now_s = 1000.0
+    looks = Looks(lambda: now_s)
+    now_s += 0.5
+    assert looks.passed_s() == 0.5
+    now_s += 3600
+    assert looks.passed_s() == 2 * LOOK_S
+    assert looks.passed_s() == 0
 
 
 def test_an_engine_of_which_a_process_is_stopped_hangs_whatever_the_others_do() -> None:

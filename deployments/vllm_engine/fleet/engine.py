@@ -49,8 +49,6 @@ MAX_LOGPROBS: Final = 20
 class FleetEngine(AnyEngine):
     """Runs sequences on a fleet of servers for the coroutines of one event loop."""
 
-    _failed = "no server of the model answers; try again"
-
     def __init__(self, spec: ModelSpec, on_stats: Callable[[EngineStats], None]) -> None:
         """Prepare the engine; `start` asks the servers.
 
@@ -132,6 +130,10 @@ class FleetEngine(AnyEngine):
         self._is_stopped = True
         if self._session is not None and self._loop is not None and not self._loop.is_closed():
             asyncio.run_coroutine_threadsafe(self._session.close(), self._loop)
+
+    @property
+    def _failed(self) -> str:
+        return "no server of the model answers; try again"
 
     @property
     def stats(self) -> EngineStats:
