@@ -367,7 +367,7 @@ PARTS: Mapping[str, Part] = {
     "moved_answers": Part(moved_answers, 25),
     "classification": Part(classification, 20),
     "sleep": Part(sleep, 40),
-    "turns": Part(turns, 40),
+    "turns": Part(turns, 45),
     "baselines": Part(baselines, 30),
     "vllm": Part(vllm, 120),
 }

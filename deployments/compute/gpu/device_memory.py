@@ -259,8 +259,12 @@ def pinned_block(device: torch.device) -> torch.Tensor:
 
 
 def _unpin_free_blocks(device: torch.device) -> None:
-    """Give pinned blocks that no tensor holds back to the system; torch would keep them."""
+    """Give pinned blocks that no tensor holds back to the system; torch would keep them.
+
+    It keeps those to which the device still copies, too, so the device is waited for.
+    """
     if device.type == "cuda":
+        wait_for(device)
         torch._C._host_emptyCache()
 
 

@@ -4,6 +4,7 @@ import errno
 import gc
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,18 @@ def test_weights_that_can_not_be_pinned_go_to_a_file(
     assert "weights go to a file, not to pinned memory: CUDA error: out of memory" in caplog.text
     weights.fill()
     assert are_equal(model.contents(), before)
+
+
+def test_blocks_are_given_back_once_the_device_copies_to_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = list[str]()
+    monkeypatch.setattr(device_memory, "wait_for", lambda device: done.append(f"wait for {device}"))
+    empty = partial(done.append, "empty")
+    monkeypatch.setattr(torch._C, "_host_emptyCache", empty, raising=False)
+    device_memory._unpin_free_blocks(torch.device("cuda", 1))
+    device_memory._unpin_free_blocks(CPU)
+    assert done == ["wait for cuda:1", "empty"]
 
 
 def test_a_lost_device_is_not_taken_for_missing_memory(monkeypatch: pytest.MonkeyPatch) -> None:
