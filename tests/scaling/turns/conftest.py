@@ -1,7 +1,7 @@
-"""A server of three models that take turns, with two ingresses; the last one can't be loaded.
+"""A server of models that take turns, with two ingresses; one of the models can't be loaded.
 
-Once they end their processes after a turn, once they keep them and sleep lightly, and once the
-first two have room together.
+Once they end their processes after a turn, and once they keep them and sleep lightly. Where they
+end, a small model has room beside the first one, and all others take turns with both.
 """
 
 import asyncio
@@ -15,27 +15,29 @@ import pytest
 
 from benchmarks.turns.server import ROOM_FOR_ONE
 from tests.changing_server import ChangingServer
+from tests.engines import shallow
 from tests.faults.served.answer import Answer, read
 from tests.faults.served.fragile_server import client_of
 from tests.faults.served.replicas import Replicas, reached
 from tests.faults.served.sizes import MODEL_SECTION
 from tests.ray.serve_run import ROOT, Server
 from tests.scaling.conftest import scaled_config
-from tests.scaling.turns.models import BODIES, DAMAGED, MODELS, SECOND
+from tests.scaling.turns.models import BODIES, DAMAGED, FIRST, MODELS, SECOND, SMALL
 
 WEIGHTS = "model.safetensors"
 
-PARTS = dict(zip(MODELS, (0.5, 0.5, 1.0), strict=True))
+PARTS = {FIRST: 0.6, SECOND: 1.0, DAMAGED: 1.0, SMALL: 0.4}
+"""What each model takes of the device, where processes end."""
 
-Kind = Literal["ends", "light", "together"]
+Kind = Literal["ends", "light"]
 
 
 def turns_config(folder: Path, kind: Kind) -> dict[str, Any]:
-    """Return the scaling tests' configuration with three models that take turns.
+    """Return the scaling tests' configuration with models that take turns.
 
     Args:
-        folder: Gets the folders of the second and the third.
-        kind: Whether they end after a turn or sleep lightly, or fit together by `PARTS` and end.
+        folder: Gets the folders of the models, which start faster with fewer layers.
+        kind: Whether they end after a turn, or sleep lightly.
     """
     document = scaled_config()
     application = document["applications"][0]
@@ -49,16 +51,17 @@ def turns_config(folder: Path, kind: Kind) -> dict[str, Any]:
     (entry,) = application["args"]["models"]
     if kind == "light":
         entry["light_sleep_after_s"] = 600  # a turn ends only for another model
-    else:
-        section["ray_actor_options"] = ROOM_FOR_ONE
-    for name in (SECOND, DAMAGED):
-        source = shutil.copytree(ROOT / "models" / MODEL_SECTION, folder / name)
+    names = MODELS if kind == "light" else tuple(PARTS)
+    first = shallow(ROOT / "models" / MODEL_SECTION, folder)
+    entry["source"] = str(first)
+    for name in names[1:]:
+        source = shutil.copytree(first, folder / name)
         application["deployments"].append(copy.deepcopy(section) | {"name": name})
         application["args"]["models"].append(
             copy.deepcopy(entry) | {"id": name, "source": str(source)}
         )
-    group: Any = [*MODELS]
-    if kind == "together":
+    group: Any = [*names]
+    if kind == "ends":
         group = PARTS
         for each in application["deployments"][1:]:
             # Serve's controller has a thousandth of this resource.

@@ -11,6 +11,9 @@ SECOND = "pydoc-second"
 DAMAGED = DETECTOR
 """Here it generates. Serve gives it up at its first failed start (`tests.faults.served.build`)."""
 
+SMALL = "pydoc-small"
+"""Has room beside the first model, where processes end."""
+
 MODELS = (FIRST, SECOND, DAMAGED)
 
 NUM_TOKENS = 800

@@ -20,7 +20,7 @@ from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import DEADLINE_S, Replicas, reached
 from tests.measured import Record
 from tests.ray.serve_run import Server
-from tests.scaling.turns.models import BODIES, DAMAGED, FIRST, SECOND, quick
+from tests.scaling.turns.models import BODIES, DAMAGED, FIRST, SECOND, SMALL, quick
 
 REPLICA = "ray::ServeReplica:raystream:"
 CONTROLLER = "ray::ServeController"
@@ -98,6 +98,10 @@ class Turns:
         finally:
             await self._act(other, "unpin")
 
+    async def ask(self, model: str) -> Answer:
+        """Ask a model when no other one works, which gives it the turn."""
+        return await read(self._client, quick(model))
+
     async def _act(self, model: str, action: str) -> None:
         answer = await self._client.post(f"/v1/models/{model}/{action}")
         assert answer.is_success, answer.text
@@ -150,43 +154,17 @@ def was_told_to_wait(answer: Answer, model: str) -> bool:
     return any(each.startswith(f"loading {model} (") for each in answer.comments)
 
 
-async def test_a_model_that_is_asked_for_gets_its_turn_and_streams_of_the_other_go_on_after_it(
+@pytest.mark.parametrize("server", ["ends"], indirect=True)
+async def test_a_model_gets_its_turn_and_streams_of_the_other_go_on_whatever_is_deployed_meanwhile(
     turns: Turns, server: Server
 ) -> None:
     assert len(Ingresses(server).processes()) == 2, "streams are parked at both"
     async with turns.swap_to(SECOND) as swap:
+        await reached(lambda: swap.has_parked)
+        await turns.deployed.apply()
         second = await swap.asking
         assert second.is_whole
         assert was_told_to_wait(second, SECOND)
-    assert not any(each.answer.lost_at for each in swap.streams), "nothing was lost"
-
-
-async def test_a_replica_that_is_killed_when_its_turn_ends_loses_no_stream(turns: Turns) -> None:
-    async with turns.swap_to(SECOND) as swap:
-        (first,) = turns.processes(f"{REPLICA}{FIRST}")
-        await turns.ended(FIRST)
-        with suppress(psutil.NoSuchProcess):  # it had nothing left to do
-            first.kill()
-        assert (await swap.asking).is_whole
-
-
-async def test_a_replica_that_is_killed_while_it_loads_is_loaded_again_in_the_same_turn(
-    turns: Turns,
-) -> None:
-    async with turns.swap_to(SECOND) as swap:
-        (await turns.started(f"{REPLICA}{SECOND}")).kill()
-        assert (await swap.asking).is_whole
-
-
-@pytest.mark.parametrize("server", ["together"], indirect=True)
-async def test_models_that_fit_together_run_at_once_and_both_make_room_for_a_large_one(
-    turns: Turns,
-) -> None:
-    async with turns.swap_to(DAMAGED, beside=SECOND) as swap:
-        assert len(turns.processes(f"{REPLICA}{SECOND}")) == 1
-        failed = await swap.asking
-        assert failed.error is not None
-        assert DAMAGED in failed.error["message"], "it was loaded, with the whole device"
     assert not any(each.answer.lost_at for each in swap.streams), "nothing was lost"
 
 
@@ -195,10 +173,15 @@ async def test_models_that_sleep_lightly_keep_their_processes_and_never_hold_mem
     turns: Turns,
 ) -> None:
     async with turns.swap_to(SECOND) as swap:
-        assert (await swap.asking).is_whole
+        second = await swap.asking
+        assert second.is_whole
+        assert was_told_to_wait(second, SECOND)
+    assert not any(each.answer.lost_at for each in swap.streams), "nothing was lost"
     titles = [f"{REPLICA}{name}" for name in (FIRST, SECOND)]
     before = [(await turns.started(each)).pid for each in titles]
     async with turns.swap_to(SECOND) as swap:
+        await reached(lambda: swap.has_parked)
+        await turns.deployed.apply()  # the same file changes nothing
         second = await swap.asking
         assert second.is_whole
         sleeps = await turns.sleeps()
@@ -209,23 +192,58 @@ async def test_models_that_sleep_lightly_keep_their_processes_and_never_hold_mem
     assert not any(each.answer.lost_at for each in swap.streams), "nothing was lost"
 
 
-async def test_a_replica_that_is_killed_while_its_streams_are_parked_loses_none(
+async def test_a_replica_killed_when_its_turn_ends_and_one_killed_while_it_loads_lose_no_stream(
     turns: Turns,
 ) -> None:
     async with turns.swap_to(SECOND) as swap:
         (first,) = turns.processes(f"{REPLICA}{FIRST}")
+        await turns.ended(FIRST)
+        with suppress(psutil.NoSuchProcess):  # it had nothing left to do
+            first.kill()
+        (await turns.started(f"{REPLICA}{SECOND}")).kill()
+        assert (await swap.asking).is_whole, "it was loaded again in the same turn"
+
+
+async def test_a_controller_that_is_killed_during_a_swap_is_followed_by_one_that_ends_it(
+    turns: Turns,
+) -> None:
+    async with turns.swap_to(SECOND) as swap:
+        await reached(lambda: swap.has_parked)
+        killed = await turns.started(CONTROLLER)
+        killed.kill()
+        assert (await swap.asking).is_whole
+        assert (await turns.started(CONTROLLER)).pid != killed.pid
+
+
+async def test_a_model_that_can_not_be_loaded_gives_the_turn_back_to_one_that_was_killed_meanwhile(
+    turns: Turns,
+) -> None:
+    async with turns.swap_to(DAMAGED) as swap:
+        (first,) = turns.processes(f"{REPLICA}{FIRST}")
         await reached(lambda: any("parked" in each.answer.comments for each in swap.streams))
         with suppress(psutil.NoSuchProcess):
             first.kill()
-        assert (await swap.asking).is_whole
+        failed = await swap.asking
+        assert was_told_to_wait(failed, DAMAGED)
+        assert failed.error is not None
+        assert DAMAGED in failed.error["message"]
+
+
+@pytest.mark.parametrize("server", ["ends"], indirect=True)
+async def test_models_that_fit_together_run_at_once_and_both_make_room_for_a_large_one(
+    turns: Turns,
+) -> None:
+    async with turns.swap_to(SECOND, beside=SMALL) as swap:
+        assert len(turns.processes(f"{REPLICA}{SMALL}")) == 1
+        assert (await swap.asking).is_whole, "it was loaded, with the whole device"
+    assert not any(each.answer.lost_at for each in swap.streams), "nothing was lost"
 
 
 @pytest.mark.parametrize("server", ["light"], indirect=True)
 async def test_a_replica_that_dies_in_the_turn_of_another_model_does_not_hold_up_what_waits_for_it(
     turns: Turns,
 ) -> None:
-    async with turns.swap_to(SECOND) as swap:
-        assert (await swap.asking).is_whole
+    assert (await turns.ask(SECOND)).is_whole
     async with turns.waiting(SECOND, other=FIRST):
         (second,) = turns.processes(f"{REPLICA}{SECOND}")
         second.kill()
@@ -240,36 +258,9 @@ async def test_calls_that_wait_for_a_turn_do_not_hold_up_the_stop_of_their_repli
     section["graceful_shutdown_timeout_s"] = 2 * DEADLINE_S
     await turns.deployed.apply()
     await turns.deployed.settled()
-    async with turns.swap_to(SECOND) as swap:
-        assert (await swap.asking).is_whole
+    assert (await turns.ask(SECOND)).is_whole
     async with turns.waiting(SECOND, other=FIRST):
         (second,) = turns.processes(f"{REPLICA}{SECOND}")
         section["ray_actor_options"] = {"num_cpus": 0.05}
         await turns.deployed.apply()
         await reached(lambda: not second.is_running())
-
-
-async def test_a_file_that_is_deployed_again_during_a_swap_changes_nothing(turns: Turns) -> None:
-    async with turns.swap_to(SECOND) as swap:
-        await reached(lambda: swap.has_parked)
-        await turns.deployed.apply()
-        assert (await swap.asking).is_whole
-
-
-async def test_a_controller_that_is_killed_during_a_swap_is_followed_by_one_that_ends_it(
-    turns: Turns,
-) -> None:
-    async with turns.swap_to(SECOND) as swap:
-        await reached(lambda: swap.has_parked)
-        killed = await turns.started(CONTROLLER)
-        killed.kill()
-        assert (await swap.asking).is_whole
-        assert (await turns.started(CONTROLLER)).pid != killed.pid
-
-
-async def test_a_model_that_can_not_be_loaded_gives_the_turn_back(turns: Turns) -> None:
-    async with turns.swap_to(DAMAGED) as swap:
-        failed = await swap.asking
-        assert was_told_to_wait(failed, DAMAGED)
-        assert failed.error is not None
-        assert DAMAGED in failed.error["message"]
