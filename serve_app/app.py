@@ -17,7 +17,7 @@ from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeApplicationSchema
 
-from deployments.contract.model_spec import ModelConfig, ModelSpec, number
+from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.contract.user_config import given_settings
 from deployments.engine.model.loader import load_config as load_generator_config
 from deployments.fleet_generator import FleetGenerator
@@ -28,14 +28,13 @@ from deployments.text_generator import TextGenerator
 from deployments.text_pooler import TextPooler
 from deployments.vllm_generator import VllmGenerator
 from deployments.vllm_pooler import VllmPooler
-from serve_app.backends.models.cluster_state import deployed_files, running_demands
-from serve_app.backends.models.model_files import Nodes, RayNodes, unreadable
+from serve_app.backends.models.cluster_state import deployed_files
+from serve_app.backends.models.model_files import Nodes, unreadable
 from serve_app.backends.replicas.model_router import PATH as MODEL_ROUTER
 from serve_app.commands.check.check import args_problems
-from serve_app.commands.check.compose import BUILDER
 from serve_app.commands.check.model_source import task_of
 from serve_app.commands.check.sleep_check import sleep_problems
-from serve_app.commands.check.turns import light_groups_in, turn_problems
+from serve_app.commands.check.turns import turn_problems
 from serve_app.commands.run import worker_logs
 from serve_app.commands.run.announcement import Announcement, local_url
 from serve_app.commands.server_environment import HAPROXY
@@ -47,7 +46,8 @@ from serve_app.config import (
     AuthConfig,
     model_id_of,
 )
-from serve_app.gpu_shares import known_shares, resolve_models, to_spec
+from serve_app.deployed_apps import has_args, resolve_num_cpus, turn_groups_of
+from serve_app.gpu_shares import resolve_models, to_spec
 from serve_app.ingress_replica import Ingress, listening_host, listening_options
 from serve_app.keys.api_keys import ApiKeysError, KeyRing, load_api_keys
 from serve_app.keys.ledger import KeyLedger
@@ -55,11 +55,6 @@ from serve_app.middleware.auth import UnprotectedServerError, require_protection
 from serve_app.placement import (
     DESCRIBING_NUM_CPUS,
     INGRESS_NUM_CPUS,
-    Demand,
-    Node,
-    choose_num_cpus,
-    demands_of,
-    stated_demands,
 )
 from serve_app.served_models import ServedModels
 from serve_app.shipped_files import SHIPPED
@@ -191,13 +186,10 @@ def _bind_models(
     # A model that is not told of its light group would hold memory in the turns of the others.
     may_be_light = any(model.may_sleep_lightly for model in args.models)
     files = list(deployed_files(has_to_answer=may_be_light))
-    group_of = {
-        id_: name
-        for file in files
-        if _has_args(file, args)
-        for name, group in _light_groups(file).items()
-        for id_ in group
-    }
+    try:
+        group_of = turn_groups_of(args, files)
+    except ValueError as error:
+        raise RefusedFileError(str(error)) from error
     specs = {
         id_: replace(spec, tracing=tracing, priority_aging_s=aging_s, turn_group=group_of.get(id_))
         for id_, spec in resolved.items()
@@ -220,7 +212,7 @@ def _announcement(args: AppConfig, *, has_keys: bool) -> Announcement | None:
     if http is None or worker_logs.is_set_up() or len(ray.nodes()) > 1:  # type: ignore[no-untyped-call] # Ray leaves it untyped
         return None
     context = ray.get_runtime_context()
-    files = (each for each in deployed_files() if _has_args(each, args))
+    files = (each for each in deployed_files() if has_args(each, args))
     prefix = next((each.route_prefix for each in files), None) or "/"
     return Announcement(
         url=local_url(
@@ -258,7 +250,7 @@ def require_startable(
         *(
             problem
             for file in files
-            if _has_args(file, args)
+            if has_args(file, args)
             for find in (turn_problems, sleep_problems)
             for problem in find(file.model_dump(exclude_unset=True), args)
         ),
@@ -276,7 +268,7 @@ def user_config_problems(args: AppConfig, files: Iterable[ServeApplicationSchema
         files: Applications as they are deployed, with their `args:`; those with others are not it.
     """
     names = {model.deployment_name for model in args.models}
-    sections = [each for file in files if _has_args(file, args) for each in file.deployments]
+    sections = [each for file in files if has_args(file, args) for each in file.deployments]
     for section in sections:
         given = section.model_dump(exclude_unset=True).get("user_config")
         if section.name in names and given is not None:
@@ -284,140 +276,6 @@ def user_config_problems(args: AppConfig, files: Iterable[ServeApplicationSchema
                 given_settings(given)
             except ValueError as error:
                 yield f"{section.name}: user_config: {error}"
-
-
-def resolve_num_cpus(
-    args: AppConfig,
-    specs: Mapping[str, ModelSpec],
-    files: Iterable[ServeApplicationSchema],
-    keys: KeyRing | None,
-    nodes: Nodes | None = None,
-) -> dict[str, float]:
-    """Return the cores that Ray reserves for each replica, by the model's deployment.
-
-    `auto` leaves room for the other applications of the files, and for those that run: they keep
-    what they have. All builders of a file count the same, so it does not matter which is first.
-    An application that no file names and that has the same models is the one that `serve.run`
-    replaces. Actors and tasks besides Serve's are not known.
-
-    Args:
-        args: The `args:` of the application that is built.
-        specs: Its models, by id.
-        files: See `user_config_problems`.
-        keys: The keys of the application.
-        nodes: The nodes that the cluster has now; None asks Ray.
-    """
-    given = {model.deployment_name: number(model.num_cpus) for model in args.models}
-    if None in given.values():
-        files = list(files)
-        file = next((each for each in files if _has_args(each, args)), None)
-        cluster = [
-            Node(each.get("CPU", 0.0), int(each.get("GPU", 0.0)))
-            for each in (nodes or RayNodes()).resources()
-        ]
-        most = max(1, int(sum(node.num_cpus for node in cluster)))
-        demands = demands_of(
-            args,
-            () if file is None else _sections(file),
-            {id_: spec.num_gpus for id_, spec in specs.items()},
-            has_ledger=keys is not None and bool(keys.limited),
-            most=most,
-            light_groups=() if file is None else _light_groups(file).values(),
-        )
-        running = running_demands()
-        own = _replaced(given, files, running) if file is None else file.name
-        num_gpus = sum(node.num_gpus for node in cluster)
-        beside = _demands_beside(own, files, running, num_gpus, most)
-        kept = {each.name: each.num_cpus or 0.0 for each in running.get(own or "", ())}
-        chosen = choose_num_cpus([*demands, *beside], cluster, kept)
-        given |= {name: chosen[name] for name, cpus in given.items() if name in chosen}
-    # A section's `ray_actor_options` stand in for the number of an entry that they name none for.
-    return {name: 1.0 if cpus is None else cpus for name, cpus in given.items()}
-
-
-def _replaced(
-    deployments: Iterable[str],
-    files: Iterable[ServeApplicationSchema],
-    running: Mapping[str, Sequence[Demand]],
-) -> str | None:
-    """Return the application that `serve.run` replaces: the one with these models' deployments."""
-    named = {file.name for file in files}
-    ours = set(deployments)
-    return next(
-        (
-            name
-            for name, demands in running.items()
-            if name not in named and ours <= {each.name for each in demands}
-        ),
-        None,
-    )
-
-
-def _demands_beside(
-    own: str | None,
-    files: Sequence[ServeApplicationSchema],
-    running: Mapping[str, Sequence[Demand]],
-    num_gpus: int,
-    most: int,
-) -> Iterator[Demand]:
-    """Yield what applications beside one reserve, or will; no name is that of a deployment.
-
-    Args:
-        own: The application's name; None if it has none yet.
-        files: The applications of the files.
-        running: See `running_demands`.
-        num_gpus: The GPUs of the cluster.
-        most: See `demands_of`.
-    """
-    beside = {name: demands for name, demands in running.items() if demands}
-    for file in files:
-        running_cpus = {each.name: each.num_cpus for each in running.get(file.name, ())}
-        if file.import_path == BUILDER:
-            try:
-                config = AppConfig.model_validate(file.args)
-            except ValidationError:  # its own builder says so
-                continue
-            beside[file.name] = [
-                replace(each, num_cpus=running_cpus.get(each.name, each.num_cpus))
-                for each in demands_of(
-                    config,
-                    _sections(file),
-                    known_shares(config.models, num_gpus),
-                    has_ledger=_has_ledger(config),
-                    most=most,
-                    light_groups=_light_groups(file).values(),
-                )
-            ]
-        elif not running_cpus:
-            beside[file.name] = stated_demands(_sections(file), unstated_num_cpus=1.0)
-    for name, demands in beside.items():
-        if name != own:
-            yield from (replace(each, name=f"{name}/{each.name}") for each in demands)
-
-
-def _sections(file: ServeApplicationSchema) -> Sequence[Mapping[str, Any]]:
-    """Return the `deployments:` of a file's application, each with the keys that it gives."""
-    return file.model_dump(exclude_unset=True).get("deployments") or ()
-
-
-def _light_groups(file: ServeApplicationSchema) -> Mapping[str, Sequence[str]]:
-    """Return the groups of a file's application whose models sleep lightly between their turns."""
-    return light_groups_in(file.model_dump(exclude_unset=True))
-
-
-def _has_ledger(config: AppConfig) -> bool:
-    try:
-        keys = load_api_keys(config.auth, SHIPPED, os.environ)
-    except ApiKeysError:  # its own builder says so
-        return False
-    return keys is not None and bool(keys.limited)
-
-
-def _has_args(file: ServeApplicationSchema, args: AppConfig) -> bool:
-    try:
-        return AppConfig.model_validate(file.args) == args
-    except ValidationError:  # another kind of application
-        return False
 
 
 def require_ray_token(auth: AuthConfig) -> None:

@@ -19,8 +19,7 @@ import serve_app
 from deployments.contract.model_spec import ModelConfig
 from deployments.vllm_generator import VllmGenerator
 from deployments.vllm_pooler import VllmPooler
-from serve_app import app
-from serve_app.commands.check.compose import BUILDER
+from serve_app import app, deployed_apps
 from serve_app.commands.check.turns import TURN_POLICY
 from serve_app.commands.run import worker_logs
 from serve_app.commands.run.announcement import Announcement
@@ -28,7 +27,7 @@ from serve_app.commands.server_environment import HAPROXY
 from serve_app.config import AppConfig, AuthConfig
 from serve_app.gpu_shares import to_spec
 from serve_app.keys.api_keys import ENVIRONMENT_VARIABLE
-from serve_app.placement import Demand
+from tests.serve_app.deployed_file import ARGS, deployed
 from tests.serve_app.fake_nodes import Cluster
 
 
@@ -46,17 +45,8 @@ def test_a_ray_with_a_token_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None
     app.require_ray_token(AuthConfig())
 
 
-ARGS = {"models": [{"id": "a/m", "source": "models/pydoc-chat"}]}
 GREEDY = {"id": "greedy", "source": "models/pydoc-chat", "num_gpus": 1}
 BESIDE = {"id": "beside", "source": "models/pydoc-chat", "gpu_share": "auto"}
-
-
-def deployed(user_config: dict[str, Any] | None, **application: Any) -> ServeApplicationSchema:
-    section = {"name": "a--m", "user_config": user_config}
-    return ServeApplicationSchema.model_validate(
-        {"import_path": "a:b", "args": ARGS, "deployments": [{"name": "Ingress"}, section]}
-        | application
-    )
 
 
 @pytest.mark.parametrize(
@@ -141,8 +131,8 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "listening_options", lambda: None)
     monkeypatch.setattr(app, "require_startable", lambda *_: None)
     monkeypatch.setattr(app, "deployed_files", lambda **_: ())
-    monkeypatch.setattr(app, "running_demands", dict)
-    monkeypatch.setattr(app, "RayNodes", Cluster)
+    monkeypatch.setattr(deployed_apps, "running_demands", dict)
+    monkeypatch.setattr(deployed_apps, "RayNodes", Cluster)
 
 
 def names_in(application: Application) -> set[str]:
@@ -238,66 +228,6 @@ def test_elsewhere_the_ingress_announces_nothing(
 
 
 @pytest.mark.usefixtures("no_cluster")
-@pytest.mark.parametrize(
-    ("num_replicas", "num_cpus", "expected"),
-    [(1, "auto", 1.0), (3, "auto", 0.5), (30, "auto", 0.05), (30, 0.7, 0.7)],
-)
-def test_num_cpus_auto_is_what_fits_on_the_cluster_when_the_file_is_deployed(
-    num_replicas: int, num_cpus: float | str, expected: float
-) -> None:
-    args = {"models": [{**ARGS["models"][0], "num_cpus": num_cpus}]}
-    config = AppConfig.model_validate(args)
-    section = {"name": "a--m", "num_replicas": num_replicas}
-    file = deployed(None, args=args, deployments=[section])
-    specs = {"a/m": to_spec(config.models[0], 0.0)}
-    found = app.resolve_num_cpus(config, specs, [file], None, nodes=Cluster())
-    assert found == {"a--m": expected}
-
-
-def entry(num_cpus: float | str = "auto", **keys: Any) -> dict[str, Any]:
-    return {"models": [{**ARGS["models"][0], "num_cpus": num_cpus, **keys}]}
-
-
-FOREIGN = {"import_path": "x:app", "args": {}}
-ONE_CORE = Demand("Any", 1, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("others", "running", "expected"),
-    [
-        # The builder of each file has the same number for all that are `auto`.
-        ([{"args": entry(max_model_len=9)}], {}, 0.5),
-        ([{"args": entry(1.5)}], {}, 0.1),
-        ([{"args": entry(1.2)}, {"args": entry(max_model_len=9)}], {}, 0.1),
-        ([{**FOREIGN, "deployments": [{"name": "X"}]}], {}, 0.5),
-        # What runs is counted as it is.
-        ([FOREIGN], {"b0": [ONE_CORE]}, 0.5),
-        ([{"args": entry(max_model_len=9)}], {"b0": [Demand("a--m", 1, 1.0)]}, 0.5),
-        ([], {"elsewhere": [ONE_CORE]}, 0.5),
-        # Its own replicas make room for the new ones.
-        ([], {"mine": [Demand("a--m", 1, 1.0), ONE_CORE]}, 1.0),
-    ],
-)
-@pytest.mark.parametrize("has_file", [True, False])
-def test_num_cpus_auto_leaves_room_for_other_applications(
-    others: list[dict[str, Any]],
-    running: dict[str, list[Demand]],
-    expected: float,
-    has_file: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(app, "running_demands", lambda: running)
-    config = AppConfig.model_validate(entry())
-    ours = {"import_path": BUILDER, "deployments": []}
-    files = [deployed(None, **{**ours, "name": f"b{i}", **each}) for i, each in enumerate(others)]
-    if has_file:
-        files.append(deployed(None, **ours, name="mine", args=entry()))
-    specs = {"a/m": to_spec(config.models[0], 0.0)}
-    found = app.resolve_num_cpus(config, specs, files, None, nodes=Cluster())
-    assert found == {"a--m": expected}
-
-
-@pytest.mark.usefixtures("no_cluster")
 def test_models_of_a_light_group_know_it_and_divide_what_one_of_them_reserves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -311,6 +241,20 @@ def test_models_of_a_light_group_know_it_and_divide_what_one_of_them_reserves(
     assert [spec.turn_group for spec in specs] == ["cpu", "cpu", None]
     found: Any = [handles[id_]._bound_deployment for id_ in ids]
     assert [each.ray_actor_options["num_cpus"] for each in found] == [0.25, 0.25, 0.5]
+
+
+@pytest.mark.usefixtures("no_cluster")
+def test_serve_shows_at_once_that_two_applications_can_not_be_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    args = {"models": [{**ARGS["models"][0], "id": id_} for id_ in ("a", "b")]}
+    kwargs = {"groups": {"cpu": ["a", "b"]}, "light": ["cpu"]}
+    policy = {"policy_function": TURN_POLICY, "policy_kwargs": kwargs}
+    light = deployed(None, args=args, name="light", autoscaling_policy=policy)
+    files = [light, deployed(None, args=args, name="other")]
+    monkeypatch.setattr(app, "deployed_files", lambda **_: files)
+    with pytest.raises(RayServeException, match="the applications 'light' and 'other' have the"):
+        app.build(args)
 
 
 @pytest.mark.usefixtures("no_cluster")
