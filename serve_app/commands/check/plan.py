@@ -31,6 +31,7 @@ from deployments.plan.model_shape import ITEM_BYTES, ModelShape
 from deployments.plan.processor import has_bfloat16
 from deployments.plan.replica_plan import ReplicaPlan, SequenceLengthError, plan_replica
 from deployments.plan.sizes import DeviceMemory
+from deployments.plan.sleep_memory import pinned_bytes
 from deployments.plan.weight_count import counted_shape
 from serve_app.commands.check.model_source import read_files
 from serve_app.commands.check.sleep_check import Sleep, sleep_of
@@ -212,6 +213,28 @@ def sleeps_of(file: Path, found: Sequence[Planned]) -> Mapping[str, Sleep]:
     sections = {str(section.get("name")): section for section in deployments}
     specs = [each.spec for each in found]
     return {spec.id: sleep_of(spec, sections.get(spec.entry.deployment_name, {})) for spec in specs}
+
+
+def pinned_of(found: Sequence[Planned], sleeps: Mapping[str, Sleep]) -> Mapping[str, int]:
+    """Return the host memory that models keep pinned once they have slept on a GPU, by their ids.
+
+    It is that of one replica each. Models that never sleep lightly, or on a CPU, are left out.
+
+    Args:
+        found: Their plans.
+        sleeps: When they sleep.
+    """
+    pinned = {}
+    for each in found:
+        sleep = sleeps.get(each.spec.id)
+        if sleep is None or sleep.light_after_s is None:
+            continue
+        if isinstance(each, MeasuredByVllm):
+            if each.spec.num_gpus:
+                pinned[each.spec.id] = pinned_bytes(each.weight_bytes or 0, by_vllm=True)
+        elif isinstance(each, ReplicaPlan) and not each.device.on_cpu:
+            pinned[each.spec.id] = pinned_bytes(each.demand.weight_bytes, by_vllm=False)
+    return pinned
 
 
 def places_of(file: Path) -> list[str]:

@@ -18,6 +18,7 @@ from serve_app.commands.check.plan import (
     MeasuredByVllm,
     Planned,
     Refusal,
+    pinned_of,
     sum_at_once,
 )
 from serve_app.commands.check.sleep_check import Sleep
@@ -61,6 +62,14 @@ def tell(
     for id_, sleep in sleeps.items():
         if str(sleep):
             console.print(f"{id_} {sleep}", soft_wrap=True, markup=False)
+    if pinned := pinned_of(found, sleeps):
+        of_each = ", ".join(f"{id_} {_gib(size)}" for id_, size in pinned.items())
+        console.print(
+            f"Once they have slept, replicas keep up to {_gib(sum(pinned.values()))} of the "
+            f"machine's memory pinned, one of each model: {of_each}",
+            soft_wrap=True,
+            markup=False,
+        )
     for line in () if turns is None else _turns(found, card, turns):
         console.print(line, soft_wrap=True, markup=False)
     refused = [each for each in found if isinstance(each, Refusal)]
@@ -208,6 +217,7 @@ def as_json(
     sleeps: Mapping[str, Sleep] = MappingProxyType({}),
 ) -> str:
     """Return the plans and refusals, which models take turns, and when they sleep, as JSON."""
+    pinned = pinned_of(found, sleeps)
     return json.dumps(
         {
             "device": {"total_bytes": card.memory.total_bytes, "is_gpu": card.num > 0},
@@ -215,6 +225,7 @@ def as_json(
                 _as_dict(each)
                 | {"last_start_s": last_start_s(each.spec), "last_wake_s": last_wake_s(each.spec)}
                 | asdict(sleeps.get(each.spec.id, Sleep(None, None)))
+                | {"pinned_bytes": pinned.get(each.spec.id, 0)}
                 for each in found
             ],
             "turns": {} if turns is None else {name: [*ids] for name, ids in turns.groups.items()},

@@ -51,3 +51,40 @@ def test_of_a_model_of_vllm_the_weights_are_told_and_the_rest_left_to_it(tmp_pat
     assert "they do not fit" in second
     as_json = run(str(file), "--gpu-memory", "48GiB", "--gpus", "3", "--json")
     assert [each["fits"] for each in json.loads(as_json.stdout)["models"]] == [True, False]
+
+
+def test_a_plan_tells_what_sleepers_of_a_gpu_keep_of_the_machine_s_memory(tmp_path: Path) -> None:
+    def model(id_: str, **keys: object) -> dict[str, object]:
+        source = {"source": str(config_file("qwen2.5-7b-instruct")), "dtype": "bfloat16"}
+        return {"id": id_, "gpu_share": 0.25, "light_sleep_after_s": 60, **source, **keys}
+
+    models = [
+        model("own"),
+        model("awake", light_sleep_after_s=None),
+        model("on-cpu", device="cpu", num_gpus=0, max_model_len=1024),
+    ]
+    file = tmp_path / "f.yaml"
+    application = {"import_path": "serve_app.app:build", "args": {"models": models}}
+    file.write_text(yaml.safe_dump({"applications": [application]}))
+    found = json.loads(run(str(file), "--gpu-memory", "80GiB", "--json").stdout)["models"]
+    pinned = [each["pinned_bytes"] for each in found]
+    assert pinned == [found[0]["weight_bytes"], 0, 0]
+    assert pinned[0] > 14 * GIB
+    size = f"{pinned[0] / GIB:.2f} GiB"
+    told = run(str(file), "--gpu-memory", "80GiB").stdout
+    assert f"replicas keep up to {size} of the machine's memory pinned" in told
+    assert f"one of each model: own {size}\n" in told
+
+
+def test_a_plan_counts_twice_the_weights_of_vllm_s_sleepers(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "newest"}))
+    with (folder / "model.safetensors").open("wb") as weights:
+        weights.truncate(30 * GIB)
+    entry = {"id": "big", "source": "m", "engine": "vllm", "light_sleep_after_s": 60}
+    file = tmp_path / "f.yaml"
+    application = {"import_path": "serve_app.app:build", "args": {"models": [entry]}}
+    file.write_text(yaml.safe_dump({"applications": [application]}))
+    found = json.loads(run(str(file), "--gpu-memory", "48GiB", "--json").stdout)["models"]
+    assert [each["pinned_bytes"] for each in found] == [60 * GIB]
