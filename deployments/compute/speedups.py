@@ -29,6 +29,7 @@ from deployments.compute.gpu.device_memory import DeviceMemory, DeviceWeights
 from deployments.plan.processor import features, has_bfloat16
 
 __all__ = (
+    "AttendRows",
     "DeviceMemory",
     "KVRows",
     "Store",
@@ -40,6 +41,7 @@ __all__ = (
     "find_store",
     "fuse_on_gpu",
     "has_kernels",
+    "import_row_attention",
     "is_single_row_exact",
     "num_weight_bytes",
     "open_weights",
@@ -131,6 +133,33 @@ def find_store(device: torch.device) -> Store | None:
         logger.warning("keys and values are stored apart: they would differ")
         return None
     return store
+
+
+AttendRows = Callable[
+    [
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor,
+        int,
+        float | None,
+    ],
+    torch.Tensor,
+]
+"""Attends with one query of each sequence: takes queries, keys, values, starts, lengths, the
+longest length and the scale; see `gpu.row_attention.attend_rows`."""
+
+
+def import_row_attention() -> AttendRows:
+    """Return the GPU's attention of decode rows.
+
+    Raises:
+        ImportError: Triton is missing.
+    """
+    from deployments.compute.gpu.row_attention import attend_rows
+
+    return attend_rows
 
 
 def pack_weights(model: torch.nn.Module, quantization: str | None = None) -> None:

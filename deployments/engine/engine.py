@@ -29,7 +29,11 @@ from deployments.contract.output import EngineStats, FinishReason, TextDelta
 from deployments.contract.sampling_params import SamplingParams
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.attention.kv_cache import KVCache, KVShape
-from deployments.engine.attention.varlen_reads import describe_reads, find_obstacle
+from deployments.engine.attention.varlen_reads import (
+    describe_reads,
+    find_obstacle,
+    find_row_attention,
+)
 from deployments.engine.detokenizing.detokenizers import Deltas, Detokenizers, NewToken
 from deployments.engine.grammar.matcher import GrammarCompiler
 from deployments.engine.idle_memory import IdleMemory
@@ -98,7 +102,14 @@ class Engine:
         on_kernels = has_kernels(model.device)
         attends_in_place = on_kernels and can_attend_rows(shape.head_dim, shape.dtype)
         obstacle = find_obstacle(shape, loaded.text_config, model.device)
-        self.attention = describe_reads(obstacle, attends_in_place=attends_in_place)
+        num_heads, attend_rows = loaded.text_config.num_attention_heads, None
+        if obstacle is None:
+            attend_rows = find_row_attention(shape, num_heads, model.device)
+        self.attention = describe_reads(
+            obstacle,
+            attends_in_place=attends_in_place,
+            has_row_attention=attend_rows is not None,
+        )
         if model.device.type == "cuda":
             logger.log(logging.WARNING if obstacle else logging.INFO, self.attention)
         self._kv = KVCache(
@@ -109,6 +120,7 @@ class Engine:
             attends_in_place=attends_in_place,
             reads_by_length=obstacle is None,
             store=find_store(model.device) if obstacle is None else None,
+            attend_rows=attend_rows,
         )
         disable_cudnn_attention(model.device)
         capturer = open_capturer(model.device) if limits.cuda_graphs else None

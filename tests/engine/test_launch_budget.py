@@ -60,6 +60,9 @@ FLASH_LAUNCHES = 5
 their sum, and a fill. With chunks it is one.
 Source: torch, flash_api.cpp, mha_varlen_fwd."""
 
+ROW_LAUNCHES = 2
+"""Launches of our own attention of decode rows: parts and their sum."""
+
 
 class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
     """Counts launches, and refuses reads on the host and copies from it."""
@@ -123,6 +126,10 @@ class Fused:
     def store(self, *_: torch.Tensor) -> None:
         self.counts["store"] += 1
 
+    def attend_rows(self, query: torch.Tensor, *_: Any) -> torch.Tensor:
+        self.counts["attend_rows"] += ROW_LAUNCHES
+        return torch.empty_like(query, memory_format=torch.contiguous_format)
+
 
 def qwen2(num_layers: int) -> PreTrainedModel:
     return Qwen2ForCausalLM(Qwen2Config(**{**TINY.options, "num_hidden_layers": num_layers}))
@@ -155,6 +162,7 @@ class Steps:
             device=META,
             reads_by_length=True,
             store=self.fused.store,
+            attend_rows=self.fused.attend_rows,
         )
         self.forward = TracedForward(model, has_kernels=False)
         assert self.forward.is_fused
@@ -173,7 +181,8 @@ class Steps:
             step.reads(capacity)
         with torch.inference_mode(), Launches() as launches:
             self.forward(token_ids, token_ids, due, step)
-        num_decode_calls = self.num_layers if step.num_decode else 0
+        is_flash = step.num_decode and not isinstance(step, CudaStaticDecodeStep)
+        num_decode_calls = self.num_layers if is_flash else 0
         counted: int = launches.counts.total() + self.fused.counts.total()
         return counted + (FLASH_LAUNCHES - 1) * num_decode_calls + self.varlen.num_calls
 
@@ -218,33 +227,34 @@ def per_layer(
 
 
 families = pytest.mark.parametrize(
-    ("make_model", "budget"), [(qwen2, 14), (gemma3, 18)], ids=["Qwen 2", "Gemma 3"]
+    ("make_model", "budget"), [(qwen2, 9), (gemma3, 13)], ids=["Qwen 2", "Gemma 3"]
 )
-"""Four products, a rotation, a gate, a store and five launches of flash attention; and two norms,
-or six with those of heads and of what is added."""
+"""What a layer launches besides attention: four products, a rotation, a gate and a store; and two
+norms, or six with those of heads and of what is added."""
 
 
 @families
 def test_a_captured_decode_step_stays_within_its_launches(
     make_model: MakeModel, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert per_layer(make_model, Steps.captured, monkeypatch) <= budget
+    assert per_layer(make_model, Steps.captured, monkeypatch) <= budget + ROW_LAUNCHES
 
 
 @families
 def test_a_captured_mixed_step_costs_a_single_launch_of_flash_attention(
     make_model: MakeModel, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert per_layer(make_model, Steps.captured_mixed, monkeypatch) <= budget - FLASH_LAUNCHES + 1
+    assert per_layer(make_model, Steps.captured_mixed, monkeypatch) <= budget + 1
 
 
 @families
 @pytest.mark.parametrize("lengths", [(20,), (20, 7, 30, 12)])
-def test_a_mixed_step_costs_two_more_whatever_its_number_of_prompts(
+def test_a_mixed_step_costs_the_same_whatever_its_number_of_prompts(
     make_model: MakeModel, budget: int, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = per_layer(make_model, lambda steps: steps.mixed(4, *lengths), monkeypatch)
-    assert found <= budget + 2  # another call of flash attention, and both outputs joined
+    # Two calls of flash attention, and both outputs joined.
+    assert found <= budget + FLASH_LAUNCHES + 2
 
 
 def test_a_chunk_that_leaves_its_window_costs_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +267,7 @@ def test_a_layer_without_fused_operators_would_break_the_budget(
     make_model: MakeModel, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = per_layer(make_model, Steps.captured, monkeypatch, is_fused=False)
-    assert budget + 20 < found <= {14: 40, 18: 84}[budget]
+    assert budget + ROW_LAUNCHES + 20 < found <= {9: 37, 13: 81}[budget]
 
 
 def on_the_host(reads: ExtentReads) -> ExtentReads:
@@ -277,6 +287,7 @@ def test_what_flash_attention_would_refuse_or_misread_raises(
     break_it: Callable[[ExtentReads], ExtentReads], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = Steps(qwen2(2), monkeypatch)
+    steps.kv.attend_rows = None
     right = ExtentReads.of_rows
     monkeypatch.setattr(ExtentReads, "of_rows", lambda *numbers: break_it(right(*numbers)))
     with pytest.raises(AssertionError):

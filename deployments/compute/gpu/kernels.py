@@ -1,4 +1,4 @@
-"""Triton's kernels of the fused operators. They round where torch's operators do.
+"""Triton's kernels. Those of the fused operators round where torch's operators do.
 
 Sizes of the model are constants; numbers of rows are only the grid, so that a kernel is compiled
 once for a model.
@@ -197,3 +197,92 @@ def gate_rows(
         active = wide / (1.0 + tl.exp(-wide))
     result = rounded(active, dtype) * factor.to(tl.float32)
     tl.store(output + row * width + at, rounded(result, dtype).to(dtype), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_parts"])
+def attend_part(
+    query,
+    keys,
+    values,
+    starts,
+    lengths,
+    output,
+    most_scores,
+    totals,
+    factor,
+    num_parts,
+    query_stride,
+    key_stride,
+    value_stride,
+    group: tl.constexpr,
+    width: tl.constexpr,
+    block_group: tl.constexpr,
+    block_width: tl.constexpr,
+    block_tokens: tl.constexpr,
+    is_whole: tl.constexpr,
+):
+    """Attend with a row's heads that share a head of keys to one part of its extent."""
+    row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(lengths + row)
+    part_tokens = tl.cdiv(tl.cdiv(length, block_tokens), num_parts) * block_tokens
+    first = part * part_tokens
+    end = tl.minimum(first + part_tokens, length)
+    at_head, at = tl.arange(0, block_group), tl.arange(0, block_width)
+    own = (at_head < group)[:, None] & (at < width)[None, :]
+    places = (head * group + at_head)[:, None] * width + at[None, :]
+    heads = tl.load(query + row.to(tl.int64) * query_stride + places, mask=own, other=0.0)
+    start = tl.load(starts + row).to(tl.int64)
+    keys += start * key_stride + head * width
+    values += start * value_stride + head * width
+    most = tl.full([block_group], float("-inf"), tl.float32)
+    total = tl.zeros([block_group], tl.float32)
+    sums = tl.zeros([block_group, block_width], tl.float32)
+    for token in range(first, end, block_tokens):
+        tokens = token + tl.arange(0, block_tokens)
+        is_read = tokens < end
+        mask = is_read[:, None] & (at < width)[None, :]
+        key = tl.load(keys + tokens[:, None] * key_stride + at[None, :], mask=mask, other=0.0)
+        value = tl.load(values + tokens[:, None] * value_stride + at[None, :], mask=mask, other=0.0)
+        scores = tl.dot(heads, tl.trans(key)) * factor
+        scores = tl.where(is_read[None, :], scores, float("-inf"))
+        new_most = tl.maximum(most, tl.max(scores, 1))
+        shrink = tl.exp2(most - new_most)
+        weights = tl.exp2(scores - new_most[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        sums = sums * shrink[:, None] + tl.dot(weights.to(value.dtype), value)
+        most = new_most
+    num_heads = tl.num_programs(1) * group
+    row_heads = row.to(tl.int64) * num_heads + head * group + at_head
+    if is_whole:
+        result = (sums / total[:, None]).to(heads.dtype)
+        tl.store(output + row_heads[:, None] * width + at[None, :], result, mask=own)
+    else:
+        parts = row_heads * num_parts + part
+        tl.store(output + parts[:, None] * width + at[None, :], sums, mask=own)
+        tl.store(most_scores + parts, most, mask=at_head < group)
+        tl.store(totals + parts, total, mask=at_head < group)
+
+
+@triton.jit(do_not_specialize=["num_parts"])
+def add_parts(
+    sums,
+    most_scores,
+    totals,
+    output,
+    num_parts,
+    width: tl.constexpr,
+    block_parts: tl.constexpr,
+    block_width: tl.constexpr,
+):
+    """Add the parts of a row's head."""
+    row_head = tl.program_id(0).to(tl.int64)
+    part, at = tl.arange(0, block_parts), tl.arange(0, block_width)
+    is_part, is_own = part < num_parts, at < width
+    parts = row_head * num_parts + part
+    most = tl.load(most_scores + parts, mask=is_part, other=float("-inf"))
+    weights = tl.exp2(most - tl.max(most, 0))
+    total = tl.sum(weights * tl.load(totals + parts, mask=is_part, other=0.0), 0)
+    mask = is_part[:, None] & is_own[None, :]
+    values = tl.load(sums + parts[:, None] * width + at[None, :], mask=mask, other=0.0)
+    result = tl.sum(values * weights[:, None], 0) / total
+    tl.store(output + row_head * width + at, result.to(output.dtype.element_ty), mask=is_own)

@@ -25,7 +25,7 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 from deployments.compute.host_memory import ReservedMemory
-from deployments.compute.speedups import DeviceMemory, Store
+from deployments.compute.speedups import AttendRows, DeviceMemory, Store
 from deployments.plan.kv_layout import Extent, KVCopy, KVLayout, layers_by_capacity
 from deployments.plan.model_shape import kv_heads_of, windows_of
 
@@ -94,6 +94,7 @@ class KVCache:
         attends_in_place: Whether `attend_rows` attends; otherwise torch does.
         reads_by_length: Whether torch's flash attention reads the extents (`ExtentReads`).
         store: Stores keys and values in one launch; None if torch stores them one by one.
+        attend_rows: Attends in captured steps of decode rows; None if torch's flash attention does.
         capacities: For each layer, the most tokens of a sequence that it keeps.
         groups: For each layer, the index of its group.
         spare_tokens: For each group, the token after its blocks. Padding is stored there and reads
@@ -112,6 +113,7 @@ class KVCache:
         attends_in_place: bool = False,
         reads_by_length: bool = False,
         store: Store | None = None,
+        attend_rows: AttendRows | None = None,
     ) -> None:
         """Reserve all blocks at once, as zeros.
 
@@ -123,6 +125,7 @@ class KVCache:
             attends_in_place: Whether `attend_rows` attends; see `can_attend_rows`.
             reads_by_length: Whether flash attention reads the extents; see `find_obstacle`.
             store: Stores keys and values in one launch; see `find_store`.
+            attend_rows: Attends in captured steps of decode rows; see `find_row_attention`.
         """
         assert layout.capacities == shape.group_capacities(max_model_len)
         self.shape = shape
@@ -132,6 +135,7 @@ class KVCache:
         self.attends_in_place = attends_in_place
         self.reads_by_length = reads_by_length
         self.store = store
+        self.attend_rows = attend_rows
         self.capacities = shape.capacities(max_model_len)
         self.groups = tuple(map(self.group_of, self.capacities))
         self.spare_tokens = tuple(count * layout.block_size for count in layout.num_blocks)

@@ -10,18 +10,23 @@ Flash attention is documented for starts that ascend; what it does with gaps bet
 with starts in another order, its documentation does not say. So `find_obstacle` compares its
 results with masked attention on the device at hand before it is used. If they differ, or the
 operator is missing, masks are used instead.
+
+In captured steps of decode rows our own kernel attends (`find_row_attention`), which reads short
+extents faster. It is compared in the same way; if it can't be used, flash attention is.
 """
 
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from deployments.compute.device_errors import is_fatal
+from deployments.compute.device_errors import is_fatal, is_out_of_memory
 from deployments.compute.sdpa import flash_attention
+from deployments.compute.speedups import AttendRows, import_row_attention
 from deployments.engine.attention.kv_cache import KVShape
 from deployments.plan.model_shape import FLASH_HEAD_DIM_STEP, MAX_FLASH_HEAD_DIM, WITH_SINKS
 
@@ -42,6 +47,10 @@ PROBE_WINDOW = 100
 PROBE_EXTENT = 2304
 """Tokens from one extent's start to the next in the comparison."""
 
+PROBE_REPEATS = (1, 512)
+"""How often the sequences are repeated when decode rows are compared: so many rows fill any GPU
+that their extents are read whole, and few rows' are read in parts."""
+
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Allowed difference of outputs, which are averages of numbers around 1, for each dtype that
 flash attention takes."""
@@ -59,6 +68,8 @@ class ExtentReads:
         most_queries: The most queries of a sequence.
         longest: The most tokens that a sequence can have.
         window: The most tokens that a query sees, itself included; None if it sees all.
+        attend_rows: Attends if each sequence has one query, which sees all; None: flash attention
+            does.
     """
 
     query_starts: torch.Tensor
@@ -67,10 +78,16 @@ class ExtentReads:
     most_queries: int
     longest: int
     window: int | None = None
+    attend_rows: AttendRows | None = None
 
     @classmethod
     def of_rows(
-        cls, starts: torch.Tensor, lengths: torch.Tensor, spare_token: int, longest: int
+        cls,
+        starts: torch.Tensor,
+        lengths: torch.Tensor,
+        spare_token: int,
+        longest: int,
+        attend_rows: AttendRows | None = None,
     ) -> "ExtentReads":
         """Return the reads of n sequences with one query each.
 
@@ -79,10 +96,12 @@ class ExtentReads:
             lengths: [n], int64, the length of each row's sequence, at least 1.
             spare_token: The token after all extents.
             longest: The most tokens that a row can see.
+            attend_rows: See `find_row_attention`.
         """
         query_starts = torch.arange(len(starts) + 1, dtype=torch.int32, device=starts.device)
         ended = torch.nn.functional.pad(starts, (0, 1), value=spare_token)
-        return cls(query_starts, ended.int(), lengths.clamp(max=longest).int(), 1, longest)
+        used = lengths.clamp(max=longest).int()
+        return cls(query_starts, ended.int(), used, 1, longest, attend_rows=attend_rows)
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None
@@ -98,6 +117,10 @@ class ExtentReads:
         Returns:
             [m, num_heads, head_dim].
         """
+        if self.attend_rows is not None:
+            return self.attend_rows(
+                query, keys, values, self.starts, self.lengths, self.longest, scale
+            )
         return flash_attention(
             query,
             keys,
@@ -139,15 +162,51 @@ def find_obstacle(
     return compare_with_masks(shape, text_config.num_attention_heads, device)
 
 
-def describe_reads(obstacle: str | None, *, attends_in_place: bool) -> str:
+def find_row_attention(shape: KVShape, num_heads: int, device: torch.device) -> AttendRows | None:
+    """Return our attention of decode rows, for captured steps; None if flash attention has to.
+
+    Only captured steps use it: launched from Python, two kernels of Triton take longer than they
+    spare.
+
+    Args:
+        shape: The model's keys and values, which flash attention takes; see `find_obstacle`.
+        num_heads: Heads of queries.
+        device: The model's device.
+
+    Raises:
+        torch.AcceleratorError: The device failed.
+        torch.OutOfMemoryError: It has no memory for the comparison.
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        attend_rows = import_row_attention()
+        error = compare_rows_with_masks(attend_rows, shape, num_heads, device)
+    except Exception as failure:  # Triton may be missing, or lack a C compiler
+        if is_fatal(failure) or is_out_of_memory(failure):
+            raise
+        logger.warning("flash attention reads decode rows: %s: %s", type(failure).__name__, failure)
+        return None
+    if not error <= TOLERANCE[shape.dtype]:  # true for NaN
+        logger.warning("flash attention reads decode rows: our kernel is off by %g", error)
+        return None
+    return attend_rows
+
+
+def describe_reads(
+    obstacle: str | None, *, attends_in_place: bool, has_row_attention: bool = False
+) -> str:
     """Return in words how attention reads the KV memory.
 
     Args:
         obstacle: See `find_obstacle`.
         attends_in_place: Whether our own kernel attends.
+        has_row_attention: Whether it attends in captured steps of decode rows.
     """
     if attends_in_place:
         return "attention by our kernel"
+    if obstacle is None and has_row_attention:
+        return "flash attention by length, and our kernel for decode rows"
     if obstacle is None:
         return "flash attention by length"
     return f"attention by masks because of {obstacle}"
@@ -178,6 +237,29 @@ def compare_with_masks(shape: KVShape, num_heads: int, device: torch.device) -> 
     return None
 
 
+@torch.inference_mode()
+def compare_rows_with_masks(
+    attend_rows: AttendRows, shape: KVShape, num_heads: int, device: torch.device
+) -> float:
+    """Return the largest difference of decode rows' attention from masked attention.
+
+    Args:
+        attend_rows: Attends.
+        shape: The keys and values.
+        num_heads: Heads of queries.
+        device: Where to compare.
+    """
+    order, counts = range(len(PROBE_LENGTHS)), (1,) * len(PROBE_LENGTHS)
+    probes = [
+        _Probe.random(shape, num_heads, device, each, counts) for each in (order, order[::-1])
+    ]
+    errors = chain.from_iterable(
+        (probe.error_of_rows(attend_rows, number) for number in PROBE_REPEATS) for probe in probes
+    )
+    # A maximum could pass over NaN.
+    return torch.tensor([*errors]).sum().item()
+
+
 def _errors(shape: KVShape, num_heads: int, device: torch.device) -> Iterator[float]:
     """Yield the largest difference from masked attention in each case.
 
@@ -191,61 +273,95 @@ def _errors(shape: KVShape, num_heads: int, device: torch.device) -> Iterator[fl
         cases.append((PROBE_CHUNKS, PROBE_WINDOW))
     for extents in (order, order[::-1]):
         for counts, window in cases:
-            yield _error(shape, num_heads, device, extents, counts, window)
+            yield _Probe.random(shape, num_heads, device, extents, counts, window).error
 
 
-def _error(
-    shape: KVShape,
-    num_heads: int,
-    device: torch.device,
-    order: range,
-    counts: Sequence[int],
-    window: int | None,
-) -> float:
-    """Return the largest difference from masked attention, on random keys and values.
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """Random queries, keys and values of some sequences, and what masked attention makes of them.
 
-    Args:
-        shape: The keys and values.
-        num_heads: Heads of queries.
-        device: The model's device.
-        order: For each sequence, how many extents are before its own. Tokens of none are NaN.
-        counts: The queries of each sequence.
-        window: The most tokens that a query sees.
+    Attributes:
+        query: [m, num_heads, head_dim].
+        keys: [tokens, num_kv_heads, head_dim]. Tokens of no sequence are NaN.
+        values: As keys.
+        reads: The sequences.
+        expected: [m, num_heads, head_dim], float32.
     """
-    spare_token = len(order) * PROBE_EXTENT
-    generator = torch.Generator(device).manual_seed(0)
 
-    def random(*size: int) -> torch.Tensor:
-        numbers = torch.randn(*size, shape.head_dim, generator=generator, device=device)
-        return numbers.to(shape.dtype)
+    query: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    reads: ExtentReads
+    expected: torch.Tensor
 
-    def numbers(values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=device)
+    @classmethod
+    def random(
+        cls,
+        shape: KVShape,
+        num_heads: int,
+        device: torch.device,
+        order: range,
+        counts: Sequence[int],
+        window: int | None = None,
+    ) -> "_Probe":
+        """Return sequences of the probe's lengths.
 
-    query = random(sum(counts), num_heads)
-    keys, values = (random(spare_token + 1, shape.num_kv_heads) for _ in range(2))
-    starts = [place * PROBE_EXTENT for place in order]
-    extents = [slice(at, at + n) for at, n in zip(starts, PROBE_LENGTHS, strict=True)]
-    is_unread = torch.ones(len(keys), dtype=torch.bool, device=device)
-    for extent in extents:
-        is_unread[extent] = False
-    for stored in (keys, values):
-        stored.masked_fill_(is_unread[:, None, None], torch.nan)
-    query_starts = [sum(counts[:at]) for at in range(len(counts) + 1)]
-    reads = ExtentReads(
-        numbers(query_starts),
-        numbers([*starts, spare_token]),
-        numbers(PROBE_LENGTHS),
-        max(counts),
-        max(PROBE_LENGTHS),
-        window,
-    )
-    found = reads.attend(query, keys, values, None)
-    expected = [
-        _masked(own, keys[extent].float(), values[extent].float(), window)
-        for own, extent in zip(torch.split(query.float(), list(counts)), extents, strict=True)
-    ]
-    return (found.float() - torch.cat(expected)).abs().max().item()
+        Args:
+            shape: The keys and values.
+            num_heads: Heads of queries.
+            device: The model's device.
+            order: For each sequence, how many extents are before its own.
+            counts: The queries of each sequence.
+            window: The most tokens that a query sees.
+        """
+        spare_token = len(order) * PROBE_EXTENT
+        generator = torch.Generator(device).manual_seed(0)
+
+        def random(*size: int) -> torch.Tensor:
+            numbers = torch.randn(*size, shape.head_dim, generator=generator, device=device)
+            return numbers.to(shape.dtype)
+
+        def numbers(values: Sequence[int]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.int32, device=device)
+
+        query = random(sum(counts), num_heads)
+        keys, values = (random(spare_token + 1, shape.num_kv_heads) for _ in range(2))
+        starts = [place * PROBE_EXTENT for place in order]
+        extents = [slice(at, at + n) for at, n in zip(starts, PROBE_LENGTHS, strict=True)]
+        is_unread = torch.ones(len(keys), dtype=torch.bool, device=device)
+        for extent in extents:
+            is_unread[extent] = False
+        for stored in (keys, values):
+            stored.masked_fill_(is_unread[:, None, None], torch.nan)
+        query_starts = [sum(counts[:at]) for at in range(len(counts) + 1)]
+        reads = ExtentReads(
+            numbers(query_starts),
+            numbers([*starts, spare_token]),
+            numbers(PROBE_LENGTHS),
+            max(counts),
+            max(PROBE_LENGTHS),
+            window,
+        )
+        expected = [
+            _masked(own, keys[extent].float(), values[extent].float(), window)
+            for own, extent in zip(torch.split(query.float(), list(counts)), extents, strict=True)
+        ]
+        return cls(query, keys, values, reads, torch.cat(expected))
+
+    @property
+    def error(self) -> float:
+        """The largest difference of what `ExtentReads` gives."""
+        found = self.reads.attend(self.query, self.keys, self.values, None)
+        return (found.float() - self.expected).abs().max().item()
+
+    def error_of_rows(self, attend_rows: AttendRows, num_repeats: int) -> float:
+        """Return the largest difference with sequences of one query, each repeated."""
+        starts = self.reads.starts[:-1].repeat(num_repeats)
+        lengths, longest = self.reads.lengths.repeat(num_repeats), self.reads.longest
+        query = self.query.repeat(num_repeats, 1, 1)
+        found = attend_rows(query, self.keys, self.values, starts, lengths, longest, None)
+        differences = found.float().view(num_repeats, *self.expected.shape) - self.expected
+        return differences.abs().max().item()
 
 
 def _masked(

@@ -199,6 +199,7 @@ def _probe(forward: Forward, like: KVCache) -> list[torch.Tensor]:
         attends_in_place=like.attends_in_place,
         reads_by_length=like.reads_by_length,
         store=like.store,
+        attend_rows=like.attend_rows,
     )
     one, other = (0,) * kv.num_groups, (PROBE_LENGTH,) * kv.num_groups
     prefill = PackedStep(kv, (), (), (ChunkRows(0, one, 0, 5),))

@@ -125,6 +125,7 @@ class CudaStaticDecodeStep(StaticDecodeStep):
                 self.lengths.clamp(min=1),
                 self.kv.spare_tokens[self.kv.group_of(capacity)],
                 min(self.read_length, capacity),
+                self.kv.attend_rows,
             )
             self._reads[capacity] = StepReads(self.decode_places(capacity).tokens, decode)
         return self._reads[capacity]

@@ -15,10 +15,13 @@ from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.attention.packed_step import PackedStep
 from deployments.engine.attention.step_reads import ChunkRows
 from deployments.engine.attention.varlen_reads import (
+    TOLERANCE,
     ExtentReads,
+    compare_rows_with_masks,
     compare_with_masks,
     describe_reads,
     find_obstacle,
+    find_row_attention,
 )
 from deployments.engine.model.runner import ModelRunner
 from deployments.engine.replay import cuda_mixed, cuda_replay
@@ -317,6 +320,112 @@ def test_reads_that_fail_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
     assert obstacle is not None
     assert obstacle.startswith("an error of flash attention")
     assert "flash attention fails here" in caplog.text
+
+
+class Rows:
+    """Attention of decode rows by another operator; counts its calls."""
+
+    def __init__(self, varlen: FakeVarlen) -> None:
+        self._varlen = varlen
+        self.num_calls = 0
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        starts: torch.Tensor,
+        lengths: torch.Tensor,
+        longest: int,
+        scale: float | None,
+    ) -> torch.Tensor:
+        self.num_calls += 1
+        ends = torch.arange(len(query) + 1, dtype=torch.int32)
+        begun = torch.cat([starts[: len(query)], starts[:1]])
+        return self._varlen(
+            query,
+            keys,
+            values,
+            ends,
+            begun,
+            1,
+            longest,
+            is_causal=False,
+            scale=scale,
+            window_size_left=None,
+            seqused_k=lengths,
+        )
+
+
+def test_rows_that_attend_as_with_masks_are_found_right(varlen: FakeVarlen) -> None:
+    assert compare_rows_with_masks(Rows(varlen), SHAPE, 4, CPU) <= TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        lambda starts, lengths: (starts, (lengths - 1).clamp(min=1)),
+        lambda starts, lengths: (starts, lengths + 1),  # it reads what is NaN
+        lambda starts, lengths: (starts.flip(0), lengths),
+        lambda starts, lengths: (starts, torch.where(torch.arange(len(lengths)) < 9, lengths, 1)),
+    ],
+    ids=["a token less", "a token more", "others' extents", "wrong with many rows alone"],
+)
+def test_rows_that_attend_otherwise_are_found(
+    mutate: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    varlen: FakeVarlen,
+) -> None:
+    def wrong(query: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        keys, values, starts, lengths, longest, scale = arguments
+        changed = mutate(starts, lengths)
+        return Rows(varlen)(query, keys, values, *changed, longest + 1, scale)
+
+    error = compare_rows_with_masks(wrong, SHAPE, 4, CPU)
+    assert not error <= TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (failing(ImportError("No module named 'triton'")), "No module named 'triton'"),
+        (lambda: lambda query, *_: query, "our kernel is off by"),
+    ],
+)
+def test_flash_attention_reads_rows_that_our_kernel_can_not(
+    found: Callable[[], Any],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    compare = varlen_reads.compare_rows_with_masks
+    monkeypatch.setattr(varlen_reads, "import_row_attention", found)
+    monkeypatch.setattr(
+        varlen_reads,
+        "compare_rows_with_masks",
+        lambda attend_rows, shape, num_heads, _: compare(attend_rows, shape, num_heads, CPU),
+    )
+    assert find_row_attention(SHAPE, 4, GPU) is None
+    assert "flash attention reads decode rows" in caplog.text
+    assert said in caplog.text
+
+
+def test_rows_have_our_attention_in_captured_steps_alone(
+    monkeypatch: pytest.MonkeyPatch, capturer: FakeCapturer, varlen: FakeVarlen
+) -> None:
+    rows, asked = Rows(varlen), prompts(5)
+    monkeypatch.setattr(engine_module, "find_row_attention", lambda *_: rows)
+    engine = make_engine(load(qwen2), max_num_seqs=3)
+    assert engine.attention == "flash attention by length, and our kernel for decode rows"
+    engine.warm_up()
+    num_calls = rows.num_calls
+    assert num_calls > 0
+    given = answers(engine, asked, 12)
+    assert given == {key: generate(qwen2, prompt, 12) for key, prompt in asked.items()}
+    assert capturer.num_replays > 10
+    monkeypatch.setattr(engine_module, "open_capturer", lambda device: None)
+    plain, num_calls = make_engine(load(qwen2), max_num_seqs=3), rows.num_calls
+    assert answers(plain, asked, 12) == given
+    assert rows.num_calls == num_calls
 
 
 @pytest.mark.parametrize(
