@@ -96,6 +96,7 @@ def fuse_on_gpu(
         return None
     try:
         from deployments.compute.gpu.ops import OPERATORS, find_difference
+        from deployments.compute.gpu.row_products import use_row_products
 
         difference = find_difference(dtype, device)
     except Exception as error:  # Triton may be missing, or lack a C compiler
@@ -106,7 +107,10 @@ def fuse_on_gpu(
     if difference is not None:
         logger.warning("operators are not fused: those of %s round elsewhere", difference)
         return None
-    return fuse(graph, OPERATORS)
+    fused = fuse(graph, OPERATORS)
+    if fused is not None:
+        use_row_products(fused)
+    return fused
 
 
 Store = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]

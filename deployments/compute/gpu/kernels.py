@@ -286,3 +286,30 @@ def add_parts(
     values = tl.load(sums + parts[:, None] * width + at[None, :], mask=mask, other=0.0)
     result = tl.sum(values * weights[:, None], 0) / total
     tl.store(output + row_head * width + at, result.to(output.dtype.element_ty), mask=is_own)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def multiply_rows(
+    rows,
+    weight,
+    output,
+    num_rows,
+    width,
+    num_inputs,
+    block_rows: tl.constexpr,
+    block: tl.constexpr,
+    block_inputs: tl.constexpr,
+):
+    """Multiply few rows by a block of the weight's rows, of which each is read once."""
+    own = tl.program_id(0) * block + tl.arange(0, block)
+    row, at = tl.arange(0, block_rows), tl.arange(0, block_inputs)
+    is_row = row < num_rows
+    weights = weight + own[:, None].to(tl.int64) * num_inputs + at[None, :]
+    inputs = rows + row[:, None] * num_inputs + at[None, :]
+    sums = tl.zeros([block, block_rows], tl.float32)
+    for start in range(0, num_inputs, block_inputs):
+        factors = tl.load(weights + start, eviction_policy="evict_first")
+        values = tl.load(inputs + start, mask=is_row[:, None], other=0.0)
+        sums = tl.dot(factors, tl.trans(values), sums)
+    target = output + row[None, :] * width + own[:, None]
+    tl.store(target, sums.to(output.dtype.element_ty), mask=is_row[None, :])

@@ -16,8 +16,9 @@ from deployments.compute.gpu.kernels import add_parts, attend_part
 BLOCK_BYTES = 16_384
 """Keys, or values, that a program reads at a time."""
 
-PROGRAMS_PER_PROCESSOR = 4
-"""Programs that each of the GPU's processors gets, if there are few rows."""
+PROGRAMS_PER_PROCESSOR = 2
+"""Programs that each of the GPU's processors gets, if there are few rows. With one, extents of the
+same length are read a little faster, but a long one among short ones would be read alone."""
 
 MAX_PARTS = 64
 """Parts of an extent. Their sums are added by one program."""

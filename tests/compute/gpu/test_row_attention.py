@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16] if HAS_GPU else [torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16 if HAS_GPU else torch.float16])
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim"),
     [(14, 2, 64), (28, 4, 128), (16, 8, 256), (12, 12, 64), (4, 1, 8), (24, 1, 80), (8, 4, 96)],
