@@ -28,6 +28,7 @@ class FakeGraph(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch lea
         super().__init__()  # type: ignore[no-untyped-call] # as above
         self.num_replays = 0
         self.num_stale_replays = 0  # on memory that was given back
+        self.num_parts = 1
         self._storages: dict[int, tuple[torch.UntypedStorage, int]] = {}
         self._operations: list[tuple[Any, Any, Any, Any]] = []
 
@@ -75,6 +76,7 @@ class FakeCapturer:
         self.graphs: list[FakeGraph] = []  # the captured graphs, in order
         self.num_warm_ups = 0  # how many runs were warmed up
         self.error: Exception | None = None  # raised by the next captures; None lets them succeed
+        self._underway: FakeGraph | None = None
 
     @property
     def num_replays(self) -> int:
@@ -95,8 +97,15 @@ class FakeCapturer:
     def capture(self, run: Callable[[], torch.Tensor]) -> FakeGraph:
         if self.error is not None:
             raise self.error
-        graph = FakeGraph()
-        with graph:
-            run()
+        graph = self._underway = FakeGraph()
+        try:
+            with graph:
+                run()
+        finally:
+            self._underway = None
         self.graphs.append(graph)
         return graph
+
+    def divide(self) -> None:
+        if self._underway is not None:
+            self._underway.num_parts += 1

@@ -23,8 +23,8 @@ same length are read a little faster, but a long one among short ones would be r
 MAX_PARTS = 64
 """Parts of an extent. Their sums are added by one program."""
 
-LEAST_GROUP = 16
-"""Rows of the smallest product of matrices that a GPU computes at once."""
+LEAST_SIDE = 16
+"""Rows, columns and terms of the smallest product of matrices that a GPU computes at once."""
 
 LOG2_E = 1.4426950408889634
 
@@ -54,7 +54,7 @@ def attend_rows(
     """
     query = query.contiguous()
     num_rows, num_heads, width = query.shape
-    num_kv_heads, block_width = keys.shape[1], triton.next_power_of_2(width)
+    num_kv_heads, block_width = keys.shape[1], max(LEAST_SIDE, triton.next_power_of_2(width))
     group = num_heads // num_kv_heads
     block_tokens = BLOCK_BYTES // (block_width * keys.element_size())
     num_parts = _num_parts(query.device, num_rows * num_kv_heads, longest, block_tokens)
@@ -80,7 +80,7 @@ def attend_rows(
         values.stride(0),
         group=group,
         width=width,
-        block_group=max(LEAST_GROUP, triton.next_power_of_2(group)),
+        block_group=max(LEAST_SIDE, triton.next_power_of_2(group)),
         block_width=block_width,
         block_tokens=block_tokens,
         is_whole=num_parts == 1,

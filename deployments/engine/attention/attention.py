@@ -143,6 +143,8 @@ def store_and_attend(
     Returns:
         [1, n, num_heads, head_dim].
     """
+    if step.begin_layer is not None:
+        step.begin_layer(layer)
     kv = step.kv
     if kv.reads_by_length and scores.is_plain:
         return _attend_by_length(query, key, value, layer, step, scores.scale)

@@ -4,7 +4,7 @@ The model runner makes one `PackedStep` per step; every layer's attention reads 
 same capacity share places and masks, so these are computed once and kept.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import add
 from typing import Self
@@ -89,6 +89,7 @@ class PackedStep:
         chunks: The prefill chunks.
         decode_shifts: What each decode row's rotary position adds to its position; empty for 0s.
         visited_layers: Layers that attended in this step.
+        begin_layer: Called with the index of each layer that is about to attend; None: nothing is.
     """
 
     kv: KVCache
@@ -97,6 +98,7 @@ class PackedStep:
     chunks: tuple[ChunkRows, ...]
     decode_shifts: tuple[int, ...] = ()
     visited_layers: set[int] = field(default_factory=set)
+    begin_layer: Callable[[int], None] | None = None
     _decode_places: dict[int, DecodePlaces] = field(default_factory=dict)
     _decode_spans: dict[int, tuple[DecodeSpan, ...]] = field(default_factory=dict)
     _chunk_masks: dict[tuple[ChunkRows, int], torch.Tensor | None] = field(default_factory=dict)

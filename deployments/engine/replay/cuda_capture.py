@@ -7,7 +7,9 @@ If anything here fails, `cuda_replay` falls back to plain steps and logs it.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakSet
 
@@ -46,6 +48,26 @@ class GraphCapturer(Protocol):
         """
         ...
 
+    def divide(self) -> None:
+        """Begin another graph; nothing happens unless a capture runs.
+
+        A replay launches the graphs one after the other. So the device begins with the first while
+        the host launches the others, which takes as long as a few layers run.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GraphParts:
+    """Captured work in several graphs."""
+
+    parts: Sequence[torch.cuda.CUDAGraph]
+
+    def replay(self) -> None:
+        """Run the work again."""
+        for part in self.parts:
+            part.replay()
+
 
 class CudaCapturer:
     """Captures on one side stream, into one pool of memory for all graphs that live.
@@ -64,6 +86,9 @@ class CudaCapturer:
         self._pool = torch.cuda.graph_pool_handle()
         self._living = WeakSet[torch.cuda.CUDAGraph]()
         self._broken: list[torch.cuda.CUDAGraph] = []
+        # Of the capture that runs: its graphs, and what ends the last of them.
+        self._parts: list[torch.cuda.CUDAGraph] = []
+        self._capture: ExitStack | None = None
 
     @property
     def free_bytes(self) -> int:
@@ -92,25 +117,40 @@ class CudaCapturer:
         """
         if not self._living:
             self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
         # A failed `torch.cuda.graph` does not restore the stream; the outer context does.
-        # `thread_local`, because other threads of the process may use the device meanwhile.
         try:
-            with (
-                torch.cuda.stream(self._stream),
-                torch.cuda.graph(
-                    graph,
-                    pool=self._pool,
-                    stream=self._stream,
-                    capture_error_mode="thread_local",
-                ),
-            ):
+            with torch.cuda.stream(self._stream), ExitStack() as self._capture:
+                self._begin(self._capture)
                 run()
         except BaseException:
-            self._abandon(graph)
+            self._abandon(self._parts[-1])
             raise
-        self._living.add(graph)
-        return graph
+        finally:
+            parts, self._parts, self._capture = self._parts, [], None
+        self._living.update(parts)
+        return GraphParts(parts)
+
+    def divide(self) -> None:
+        """Begin another graph if a capture runs; they share the pool, and what is in it.
+
+        Raises:
+            RuntimeError: The work so far can't be captured.
+        """
+        if self._capture is not None:
+            self._capture.close()
+            self._begin(self._capture)
+
+    def _begin(self, capture: ExitStack) -> None:
+        self._parts.append(torch.cuda.CUDAGraph())
+        # `thread_local`, because other threads of the process may use the device meanwhile.
+        capture.enter_context(
+            torch.cuda.graph(
+                self._parts[-1],
+                pool=self._pool,
+                stream=self._stream,
+                capture_error_mode="thread_local",
+            )
+        )
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """Tell torch's generator, and its allocator if need be, that a failed capture is over.

@@ -224,6 +224,16 @@ def test_steps_are_captured_at_the_start_one_for_each_number_of_rows(varlen: Fak
     assert decoding.capturer.num_warm_ups == 9
 
 
+@pytest.mark.parametrize("make_model", [qwen2, gemma3_text])
+def test_graphs_are_launched_in_parts_with_some_layers(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, varlen: FakeVarlen
+) -> None:
+    monkeypatch.setattr(cuda_replay, "PART_LAYERS", {1, 99})
+    decoding = Decoding(make_model, 3, reads_by_length=True)
+    decoding.runner.trace()
+    assert {graph.num_parts for graph in decoding.capturer.graphs} == {2}
+
+
 def test_without_time_for_all_captures_a_step_takes_the_next_larger_graph(
     monkeypatch: pytest.MonkeyPatch, varlen: FakeVarlen, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,6 +6,7 @@ refuses to do for an invalidated one.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from weakref import finalize
@@ -48,6 +49,26 @@ def test_a_replay_uses_the_current_inputs() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_replay_in_parts_computes_what_one_does() -> None:
+    capturer = open_capturer(torch.device("cuda", 0))
+    assert capturer is not None
+    inputs, outputs = torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")
+    weights = torch.randn(4, 4, device="cuda")
+
+    def run() -> torch.Tensor:
+        between = weights @ inputs
+        capturer.divide()
+        return outputs.copy_(weights @ between)
+
+    capturer.warm_up(run)
+    graph = capturer.capture(run)
+    inputs.fill_(2.0)
+    graph.replay()
+    torch.testing.assert_close(outputs, weights @ (weights @ inputs))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_a_failed_capture_leaves_its_stream() -> None:
     capturer = open_capturer(torch.device("cuda", 0))
     assert capturer is not None
@@ -66,7 +87,10 @@ def test_a_failed_capture_leaves_its_stream() -> None:
 
 
 class NewGraph:
-    """A CUDA graph that holds nothing yet."""
+    """A CUDA graph that holds nothing yet; its replay is an event."""
+
+    def __init__(self, name: str, events: list[str]) -> None:
+        self.replay = partial(events.append, f"replay {name}")
 
 
 class FakeCuda:
@@ -77,6 +101,7 @@ class FakeCuda:
         self.num_users: dict[int, int] = {}  # graphs that hold each pool
         self.captured: list[int] = []  # the pool of each capture, in order
         self.events: list[str] = []  # what happened on streams, in order
+        self.num_graphs = 0
         self.generator_state = "captured"  # that of the device's default generator
         self.main = self._make_stream("main")
         for name, fake in {
@@ -84,7 +109,7 @@ class FakeCuda:
             "current_stream": lambda device: self.main,
             "stream": self._stream,
             "graph_pool_handle": self._make_pool,
-            "CUDAGraph": NewGraph,
+            "CUDAGraph": self._make_graph,
             "graph": self._capture,
             "empty_cache": self._empty_cache,
             "synchronize": lambda device: self.events.append("wait"),
@@ -108,6 +133,10 @@ class FakeCuda:
     def graphsafe_set_state(self, state: str) -> None:
         """As the device's default generator."""
         self.generator_state = state
+
+    def _make_graph(self) -> Any:
+        self.num_graphs += 1
+        return NewGraph(str(self.num_graphs), self.events)
 
     def _make_pool(self) -> int:
         self.num_users[len(self.num_users)] = 0
@@ -172,6 +201,40 @@ def test_an_invalidated_capture_does_not_stay_in_the_allocators_books(cuda: Fake
     release_cache(GPU)
     capturer.capture(lambda: torch.zeros(1))
     assert cuda.events.count("enter side") == cuda.events.count("leave side") == 2
+
+
+def test_a_divided_capture_is_replayed_in_order(cuda: FakeCuda) -> None:
+    capturer = CudaCapturer(GPU)
+
+    def run() -> torch.Tensor:
+        for _ in range(2):
+            capturer.divide()
+        return torch.zeros(1)
+
+    run()
+    assert cuda.num_graphs == 0
+    graph = capturer.capture(run)
+    assert (cuda.num_graphs, cuda.underway) == (3, [])
+    assert len(set(cuda.captured)) == 1
+    cuda.events.clear()
+    graph.replay()
+    assert cuda.events == ["replay 1", "replay 2", "replay 3"]
+
+
+def test_a_capture_that_fails_in_a_later_part_leaves_nothing(cuda: FakeCuda) -> None:
+    capturer = CudaCapturer(GPU)
+
+    def run() -> torch.Tensor:
+        capturer.divide()
+        raise torch.AcceleratorError("CUDA error: operation not permitted")
+
+    with pytest.raises(torch.AcceleratorError, match="previous error"):
+        capturer.capture(run)
+    assert cuda.underway == []
+    assert cuda.generator_state == "new"
+    capturer.divide()  # nothing is captured any more
+    capturer.capture(lambda: torch.zeros(1))
+    assert cuda.num_graphs == 3
 
 
 def test_a_capture_that_torch_has_ended_is_not_ended_twice(cuda: FakeCuda) -> None:
