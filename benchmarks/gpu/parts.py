@@ -24,6 +24,7 @@ from benchmarks.gpu.equality import Comparison
 from benchmarks.gpu.floor import product_rate, prompt_flops, read_bandwidth, step_bytes
 from benchmarks.gpu.images import image_prompt, shape_with_images
 from benchmarks.gpu.mixed import MixedEngine, busy_loop
+from benchmarks.gpu.operators import attention_rows, product_rows
 from benchmarks.gpu.processes import moves, neighbours
 from benchmarks.gpu.rates import (
     Load,
@@ -237,6 +238,15 @@ def kernels(machine: Machine) -> Iterator[Row]:
             }
 
 
+def operators(machine: Machine) -> Iterator[Row]:
+    """Yield our attention and our products of decode steps beside torch's."""
+    if machine.is_tiny:
+        return  # Triton's kernels need a GPU
+    bandwidth = read_bandwidth(machine.device)
+    for rows in (attention_rows, product_rows):
+        yield from rows(machine.device, bandwidth)
+
+
 def mixed(machine: Machine) -> Iterator[Row]:
     """Yield steps of 7B that prefill prompts while sequences decode."""
     loaded = build(machine.shape(QWEN_7B), machine.device)
@@ -357,7 +367,8 @@ def baselines(machine: Machine) -> Iterator[Row]:
 PARTS: Mapping[str, Part] = {
     "versions": Part(versions, 20),
     "decode": Part(decode, 60),
-    "kernels": Part(kernels, 40),
+    "kernels": Part(kernels, 30),
+    "operators": Part(operators, 25),
     "mixed": Part(mixed, 50),
     "gpu_tests": Part(gpu_tests, 45),
     "equality": Part(equality, 65),

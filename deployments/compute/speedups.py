@@ -42,6 +42,7 @@ __all__ = (
     "fuse_on_gpu",
     "has_kernels",
     "import_row_attention",
+    "import_row_product",
     "is_single_row_exact",
     "num_weight_bytes",
     "open_weights",
@@ -164,6 +165,17 @@ def import_row_attention() -> AttendRows:
     from deployments.compute.gpu.row_attention import attend_rows
 
     return attend_rows
+
+
+def import_row_product() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return the GPU's product of few rows and large weights; see `gpu.row_products.multiply`.
+
+    Raises:
+        ImportError: Triton is missing.
+    """
+    from deployments.compute.gpu.row_products import multiply
+
+    return multiply
 
 
 def pack_weights(model: torch.nn.Module, quantization: str | None = None) -> None:
