@@ -47,7 +47,7 @@ from serve_app.config import (
     model_id_of,
 )
 from serve_app.deployed_apps import has_args, resolve_num_cpus, turn_groups_of
-from serve_app.gpu_shares import resolve_models, to_spec
+from serve_app.gpu_shares import resolve_models, to_spec, with_turns
 from serve_app.ingress_replica import Ingress, listening_host, listening_options
 from serve_app.keys.api_keys import ApiKeysError, KeyRing, load_api_keys
 from serve_app.keys.ledger import KeyLedger
@@ -186,14 +186,16 @@ def _bind_models(
     # A model that is not told of its light group would hold memory in the turns of the others.
     may_be_light = any(model.may_sleep_lightly for model in args.models)
     files = list(deployed_files(has_to_answer=may_be_light))
-    try:
-        group_of = turn_groups_of(args, files)
-    except ValueError as error:
-        raise RefusedFileError(str(error)) from error
     specs = {
-        id_: replace(spec, tracing=tracing, priority_aging_s=aging_s, turn_group=group_of.get(id_))
+        id_: replace(spec, tracing=tracing, priority_aging_s=aging_s)
         for id_, spec in resolved.items()
     }
+    try:
+        group_of = turn_groups_of(args, files)
+        for name in set(group_of.values()):
+            specs |= with_turns(specs, name, [id_ for id_ in group_of if group_of[id_] == name])
+    except ValueError as error:
+        raise RefusedFileError(str(error)) from error
     require_startable(args, specs.values(), files)
     num_cpus = resolve_num_cpus(args, specs, files, keys)
     handles = {

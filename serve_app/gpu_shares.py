@@ -4,6 +4,7 @@ Nothing here imports torch or Ray: `raystream plan` needs both only where replic
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from deployments.contract.model_spec import ModelConfig, ModelSpec, number
@@ -124,6 +125,35 @@ def _given_share(model: ModelConfig, num_cluster_gpus: float) -> float | None:
 
 def _need(model: ModelConfig, shape: ModelShape) -> int:
     return typical_bytes(to_spec(model, 1.0), shape, is_pooler=model.task != "generate")
+
+
+def with_turns(
+    specs: Mapping[str, ModelSpec], name: str, group: Sequence[str]
+) -> dict[str, ModelSpec]:
+    """Return the specs of the models of a light group, which know it.
+
+    Args:
+        specs: The models of an application, by their ids.
+        name: The group.
+        group: The ids of its models.
+
+    Raises:
+        ValueError: They run on a GPU, and don't say how much of it they share.
+    """
+    members = [specs[id_] for id_ in group if id_ in specs]  # others are refused elsewhere
+    shares = {spec.num_gpus for spec in members}
+    is_chosen = any(spec.entry.num_gpus == "auto" for spec in members)
+    if shares != {0.0} and (is_chosen or len(shares) > 1):
+        raise ValueError(share_advice(name))
+    return {spec.id: replace(spec, turn_group=name, num_turns=len(members)) for spec in members}
+
+
+def share_advice(group: str) -> str:
+    """Return what to write in the entries of a light group whose models run on a GPU."""
+    return (
+        f"the models of the light group {group!r} use the same part of one GPU, one at a time: "
+        "write the same number in each entry, such as `num_gpus: 1`"
+    )
 
 
 def to_spec(model: ModelConfig, num_gpus: float) -> ModelSpec:

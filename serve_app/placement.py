@@ -7,10 +7,15 @@ Nothing here imports Ray.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, floor
+from math import ceil
 from typing import Any, Final
 
-from deployments.contract.model_spec import deployment_name_of, number
+from deployments.contract.model_spec import (
+    TOLERANCE,
+    deployment_name_of,
+    number,
+    part_of_turn,
+)
 from serve_app.config import INGRESS_NAME, LEDGER_NAME, AppConfig
 
 INGRESS_NUM_CPUS: Final = 0.2
@@ -22,12 +27,6 @@ also take a node that is to hold no replicas, such as a head."""
 
 AUTO_NUM_CPUS: Final = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01)
 """What `num_cpus: auto` may be. There are few values, so that a changed file seldom changes it."""
-
-RAYS_UNITS: Final = 10_000
-"""Of a core; Ray counts no smaller part."""
-
-TOLERANCE: Final = 1e-6
-"""Ray counts in ten-thousandths of a core; sums of fractions are off by less than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class Demand:
 
     def of_auto(self, value: float) -> float:
         """Return the cores of each replica if `auto` is so much."""
-        return floor(value / self.num_turns * RAYS_UNITS + TOLERANCE) / RAYS_UNITS
+        return part_of_turn(value, self.num_turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +182,8 @@ def demands_of(
         least = 1 if name in turns else 0
         num_replicas = max(least, _num_replicas(section, most))
         num_turns = turns.get(name, 1)
+        if options is None:
+            num_gpus = part_of_turn(num_gpus, num_turns)
         found.append(Demand(name, num_replicas, num_cpus, num_gpus, num_turns, is_spread))
     return found
 

@@ -8,6 +8,7 @@ single values.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import floor
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
@@ -19,6 +20,12 @@ from deployments.contract.telemetry.tracing import TracingSettings
 from deployments.contract.vllm_args import ENTRY_KEYS, VllmArgs
 
 T = TypeVar("T")
+
+RAYS_UNITS: Final = 10_000
+"""Of a core or a GPU; Ray counts no smaller part."""
+
+TOLERANCE: Final = 1e-6
+"""Ray counts in ten-thousandths; sums of fractions are off by less than this."""
 
 MAX_AUTO_SEQS: Final = 256
 """The most sequences that run at once if a replica may choose; vLLM's default is the same."""
@@ -445,8 +452,8 @@ class ModelConfig(StrictModel):
 
     @property
     def can_take_light_turns(self) -> bool:
-        """Whether it can sleep lightly between its turns: it generates, and asks for no GPU."""
-        return self.task == "generate" and not self._runs_on_gpu
+        """Whether it has streams to park, and sleeps lightly at all if its entry allows that."""
+        return self.task == "generate" and self.engine == "raystream"
 
     @property
     def can_sleep_lightly(self) -> bool:
@@ -475,6 +482,18 @@ class ModelConfig(StrictModel):
         return deployment_name_of(self.id)
 
 
+def part_of_turn(amount: float, num_turns: int) -> float:
+    """Return what Ray reserves for each of the models that take light turns on an amount.
+
+    Args:
+        amount: Cores or GPUs of the one that has the turn.
+        num_turns: How many models there are.
+    """
+    if num_turns == 1:
+        return amount
+    return floor(amount / num_turns * RAYS_UNITS + TOLERANCE) / RAYS_UNITS
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One model, with the settings that depend on the cluster resolved.
@@ -488,6 +507,8 @@ class ModelSpec:
         priority_aging_s: `limits.priority_aging_s` of the configuration.
         turn_group: The group whose models take turns and sleep lightly in between
             (`deployments.turns`); None for a model in no such group.
+        num_turns: How many models are in that group. They divide what Ray reserves, since all of
+            their processes run; each plans its memory with the whole.
     """
 
     entry: ModelConfig
@@ -496,6 +517,7 @@ class ModelSpec:
     tracing: TracingSettings | None = None
     priority_aging_s: float = PRIORITY_AGING_S
     turn_group: str | None = None
+    num_turns: int = 1
 
     @property
     def id(self) -> str:
@@ -523,7 +545,9 @@ class ModelSpec:
     @property
     def num_own_gpus(self) -> float:
         """The GPUs that Ray reserves for the replica's actor; workers of Ray's have their own."""
-        return 0.0 if self.entry.engine_args.uses_ray else self.num_gpus
+        if self.entry.engine_args.uses_ray:
+            return 0.0
+        return part_of_turn(self.num_gpus, self.num_turns)
 
     @property
     def device_share(self) -> float:

@@ -9,7 +9,6 @@ from functools import partial
 
 from deployments.contract.model_spec import ModelSpec
 from deployments.contract.telemetry.start_progress import StartProgress
-from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.device.device import MemoryDevice
 from deployments.engine.engine import Engine
 from deployments.engine.limits import EngineLimits
@@ -105,11 +104,6 @@ def place_engine(
         DeviceMemoryError: The share of the device is too small.
     """
     entry = spec.entry
-    if spec.turn_group is not None and device.torch_device.type != "cpu":
-        raise UnsupportedModelError(
-            f"the group {spec.turn_group!r} is light, and models take light turns only on a CPU; "
-            "write `device: cpu`, or take the group out of `light`"
-        )
     plan = plan_share(spec, load_config(spec.source, revision=entry.revision), device)
     load = partial(
         load_model,

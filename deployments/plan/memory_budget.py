@@ -242,6 +242,7 @@ def plan_kv_blocks(
     demand: MemoryDemand,
     max_num_seqs: int,
     foreign_bytes: int = 0,
+    sleeper_bytes: int = 0,
     max_kv_bytes: int | None = None,
 ) -> KVPlan:
     """Return how many blocks of each group fit into the share.
@@ -252,13 +253,16 @@ def plan_kv_blocks(
         demand: The memory that the model needs.
         max_num_seqs: The most sequences that may run at once, by the configuration.
         foreign_bytes: Memory of the device in use, but not by this process's allocator.
+        sleeper_bytes: What other processes keep of the share while this one has its turn on it.
         max_kv_bytes: The most that keys and values get of the share; None for all that is left.
 
     Raises:
         DeviceMemoryError: Not even one sequence of the model's full length fits.
         ModelTooLargeError: It fits into the share, but not into `max_kv_bytes`.
     """
-    left_bytes = int(min(total_bytes * share, max(0, total_bytes - foreign_bytes)))
+    # Some of the sleepers, or none, hold theirs by now; the others load later.
+    free_bytes = total_bytes - max(foreign_bytes, sleeper_bytes)
+    left_bytes = int(max(0, min(total_bytes * share - sleeper_bytes, free_bytes)))
     share_bytes = max(0, left_bytes - demand.headroom_bytes(left_bytes))
     budget_bytes = share_bytes - demand.fixed_bytes
     if budget_bytes < demand.sequence_bytes:

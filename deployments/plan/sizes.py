@@ -11,6 +11,7 @@ from typing import Final
 from deployments.contract.model_spec import MAX_AUTO_SEQS, ModelSpec, number
 from deployments.plan.graph_sizes import MAX_GRAPHS
 from deployments.plan.memory_budget import (
+    OUTSIDE_BYTES,
     POOLER_STEP_TOKENS,
     DeviceMemoryError,
     KVPlan,
@@ -253,5 +254,6 @@ def divide(
         demand=demand,
         max_num_seqs=max_num_seqs,
         foreign_bytes=device.foreign_bytes,
+        sleeper_bytes=0 if device.on_cpu else (spec.num_turns - 1) * OUTSIDE_BYTES,
         max_kv_bytes=device.max_kv_bytes(spec),
     )

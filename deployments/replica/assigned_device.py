@@ -6,6 +6,7 @@ from ray.runtime_context import get_runtime_context
 from deployments.contract.model_spec import ModelSpec
 from deployments.device.device import CpuDevice, MemoryDevice, open_device
 from deployments.device.process_tree import RankGpus, WatchedGpus
+from deployments.replica.own_card import require_own_card
 
 
 def open_assigned_device(spec: ModelSpec) -> MemoryDevice:
@@ -14,8 +15,11 @@ def open_assigned_device(spec: ModelSpec) -> MemoryDevice:
     Raises:
         ValueError: Ray has reserved a different share than the model's entry asks for, or there is
             no usable GPU.
+        OtherCardError: Other models of its light group are on another GPU.
     """
-    return open_device(spec.entry.device, has_gpu=_require_assigned(spec) > 0)
+    assigned = _require_assigned(spec)
+    require_own_card(spec)
+    return open_device(spec.entry.device, has_gpu=assigned > 0)
 
 
 def open_watched_device(spec: ModelSpec) -> MemoryDevice:
@@ -42,8 +46,9 @@ def _require_assigned(spec: ModelSpec) -> float:
     expected = spec.num_own_gpus
     assigned = _assigned_gpus() if ray.is_initialized() else expected
     if abs(assigned - expected) > 1e-4:
+        part = "" if spec.num_turns == 1 else f", a part for each of {spec.num_turns} light turns"
         raise ValueError(
-            f"{spec.id}: the model's entry asks for num_gpus {expected:g}, but Ray has "
+            f"{spec.id}: the model's entry asks for num_gpus {expected:g}{part}, but Ray has "
             f"reserved {assigned:g}: `ray_actor_options` under `deployments:` replaces the entry's "
             "num_cpus and num_gpus; name both there, or remove it"
         )

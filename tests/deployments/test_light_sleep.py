@@ -19,13 +19,10 @@ from deployments.contract.errors import RaystreamError
 from deployments.contract.generation import GenerationRequest
 from deployments.contract.messages import ChatMessage, TextPart
 from deployments.contract.sampling_params import SamplingParams
-from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.engine.engine_thread import EngineDeadError
-from deployments.generator.placed_engine import place_engine
 from deployments.generator.prompt_encoder import EncodedPrompt
 from deployments.plan.replica_report import ReplicaState, SleepState
 from deployments.replica import model_replica
-from deployments.replica.assigned_device import open_assigned_device
 from deployments.replica.own_turn import OwnTurn, TurnLease
 from deployments.text_generator import TextGenerator
 from serve_app.backends.replicas.replica_errors import ParkedError
@@ -314,12 +311,3 @@ async def test_a_replica_that_can_not_wake_says_why_and_is_replaced(own: Replica
     with pytest.raises(EngineDeadError):
         await own.check_health()
     assert own.ends == 1
-
-
-def test_light_turns_on_a_gpu_are_refused(folder: Path) -> None:
-    lightly = spec(folder, light_sleep_after_s=1)
-    device = open_assigned_device(lightly)
-    gpu = type("Gpu", (), {"torch_device": type("Device", (), {"type": "cuda"})()})()
-    assert device.torch_device.type == "cpu"
-    with pytest.raises(UnsupportedModelError, match=r"'card' is light.*only on a CPU"):
-        place_engine(replace(lightly, turn_group="card"), gpu)

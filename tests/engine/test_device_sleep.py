@@ -152,6 +152,32 @@ def test_each_of_these_faults_is_found(
         sleep_and_wake(engine, card, qwen2)
 
 
+@pytest.mark.parametrize("is_freed", [True, False])
+def test_an_engine_that_wakes_waits_for_memory_that_the_driver_frees_late(
+    card: FakeCard, monkeypatch: pytest.MonkeyPatch, is_freed: bool
+) -> None:
+    engine = open_engine()
+    assert engine.sleep()
+    resize, refused = torch.UntypedStorage.resize_, list[int]()
+
+    def without_room(storage: torch.UntypedStorage, num_bytes: int) -> Any:
+        if num_bytes and (len(refused) < 3 or not is_freed):
+            refused.append(num_bytes)
+            raise torch.OutOfMemoryError("another process still holds it")
+        return resize(storage, num_bytes)
+
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", without_room)
+    monkeypatch.setattr(device_memory, "ROOM_INTERVAL_S", 0.0)
+    if is_freed:
+        engine.wake()
+        assert len(refused) == 3
+        assert answers(engine) == {n: generate(qwen2, each, 12) for n, each in PROMPTS.items()}
+    else:
+        monkeypatch.setattr(device_memory, "ROOM_TIMEOUT_S", 0.01)
+        with pytest.raises(torch.OutOfMemoryError):
+            engine.wake()
+
+
 def test_graphs_that_were_captured_before_a_sleep_are_never_replayed(
     card: FakeCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,13 +5,16 @@ import ray
 import torch
 from ray import serve
 from ray.serve.api import RunTarget
+from ray.serve.deployment import Application
+from ray.serve.handle import DeploymentHandle
 
 from deployments.contract.model_spec import ModelConfig, ModelSpec
 from deployments.device.device import MemoryDevice
 from deployments.plan.memory_budget import HEADROOM
 from deployments.plan.replica_report import MemoryPlan
+from deployments.replica.own_card import require_own_card
 from deployments.text_generator import TextGenerator
-from serve_app.gpu_shares import to_spec
+from serve_app.gpu_shares import to_spec, with_turns
 
 TOTAL_BYTES = 256 * 2**20
 DEADLINE_S = 30
@@ -36,6 +39,7 @@ class FakeGpu:
 
 def open_fake_gpu(spec: ModelSpec) -> MemoryDevice:
     assert spec.num_gpus > 0
+    require_own_card(spec)
     return FakeGpu()
 
 
@@ -62,15 +66,20 @@ class ReportingGenerator(TextGenerator):
         return Report(self._facts.memory, device.shares, gpu_ids)
 
 
+def bound(spec: ModelSpec, num_replicas: int = 1) -> Application:
+    """Return the deployment of a model."""
+    deployment = serve.deployment(
+        name=spec.id,
+        num_replicas=num_replicas,
+        ray_actor_options={"num_cpus": 0.1, "num_gpus": spec.num_own_gpus},
+    )(ReportingGenerator)
+    return deployment.bind(spec)
+
+
 def deployed(model: ModelConfig, share: float, num_replicas: int) -> RunTarget:
     """Return an application of replicas that have this share of a GPU."""
     spec = to_spec(model, share)
-    deployment = serve.deployment(
-        name=model.id,
-        num_replicas=num_replicas,
-        ray_actor_options={"num_cpus": 0.1, "num_gpus": spec.num_gpus},
-    )(ReportingGenerator)
-    return RunTarget(deployment.bind(spec), name=model.id, route_prefix=None)
+    return RunTarget(bound(spec, num_replicas), name=model.id, route_prefix=None)
 
 
 def test_two_halves_share_a_gpu_and_plan_with_half_and_a_whole_one_has_its_own(
@@ -91,6 +100,8 @@ def test_two_halves_share_a_gpu_and_plan_with_half_and_a_whole_one_has_its_own(
         for handle in handles
         for report in handle.broadcast("report").results(timeout_s=DEADLINE_S)
     )
+    for name in ("half", "whole"):
+        serve.delete(name)  # the next test needs their cards
     assert first.gpu_ids == second.gpu_ids != other.gpu_ids
     assert len(other.gpu_ids) == 1
     assert first.shares == second.shares == [0.5]
@@ -100,3 +111,55 @@ def test_two_halves_share_a_gpu_and_plan_with_half_and_a_whole_one_has_its_own(
         assert report.memory.usable_bytes == int(TOTAL_BYTES * share * (1 - HEADROOM))
         assert report.memory.kv_bytes <= TOTAL_BYTES * share
     assert first.memory.num_kv_tokens > 2 * 4096
+
+
+class Probe:
+    """A model's replica as far as its place goes."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        require_own_card(spec)
+
+    async def gpu_ids(self) -> list[str]:
+        return own_gpu_ids()
+
+
+class Members:
+    """Binds the models of a group in one application."""
+
+    def __init__(self, *handles: DeploymentHandle[Probe]) -> None:
+        self._handles = handles
+
+    async def gpu_ids(self) -> list[list[str]]:
+        return [await handle.gpu_ids.remote() for handle in self._handles]
+
+
+def own_gpu_ids() -> list[str]:
+    return list(ray.get_runtime_context().get_accelerator_ids()["GPU"])
+
+
+def gpu_ids_of_group(*ids: str) -> list[list[str]]:
+    """Serve these of three models that take light turns on a whole card; return their GPUs."""
+    group = ("one", "two", "three")
+    specs = with_turns(
+        {id_: to_spec(ModelConfig(id=id_, source="x", num_gpus=1.0), 1.0) for id_ in group},
+        "card",
+        group,
+    )
+    members = [
+        serve.deployment(
+            name=id_, ray_actor_options={"num_cpus": 0.1, "num_gpus": specs[id_].num_own_gpus}
+        )(Probe).bind(specs[id_])
+        for id_ in ids
+    ]
+    application = serve.deployment(name="members", ray_actor_options={"num_cpus": 0.1})(Members)
+    handle = serve.run(application.bind(*members), name="light", route_prefix=None)
+    found: list[list[str]] = handle.gpu_ids.remote().result(timeout_s=DEADLINE_S)
+    return found
+
+
+def test_models_of_a_light_group_are_on_one_card(base_url: str) -> None:
+    try:
+        one, *others = gpu_ids_of_group("one", "two", "three")
+        assert others == [one, one]
+    finally:
+        serve.delete("light")

@@ -258,6 +258,34 @@ def test_serve_shows_at_once_that_two_applications_can_not_be_told_apart(
 
 
 @pytest.mark.usefixtures("no_cluster")
+@pytest.mark.parametrize(
+    ("num_gpus", "is_refused"), [((1, 1), False), ((1, 0.5), True), (("auto", "auto"), True)]
+)
+def test_models_of_a_light_group_on_a_gpu_divide_its_card_and_say_how_much_they_use(
+    monkeypatch: pytest.MonkeyPatch, num_gpus: tuple[float | str, ...], is_refused: bool
+) -> None:
+    entry = {**ARGS["models"][0], "light_sleep_after_s": 60, "device": "auto"}
+    entry |= {"gpu_share": 1} if is_refused else {}
+    ids = ["a", "b"]
+    models = [{**entry, "id": id_, "num_gpus": n} for id_, n in zip(ids, num_gpus, strict=True)]
+    args = {"models": models}
+    kwargs = {"groups": {"card": ids}, "light": ["card"]}
+    policy = {"policy_function": TURN_POLICY, "policy_kwargs": kwargs}
+    file = deployed(None, args=args, autoscaling_policy=policy)
+    monkeypatch.setattr(app, "deployed_files", lambda **_: [file])
+    monkeypatch.setattr(app, "_num_cluster_gpus", lambda: 1.0)
+    config = AppConfig.model_validate(args)
+    if is_refused:
+        with pytest.raises(app.RefusedFileError, match="use the same part of one GPU"):
+            app._bind_models(config)
+        return
+    handles, specs = app._bind_models(config)
+    found: Any = [handles[id_]._bound_deployment for id_ in ids]
+    assert [each.ray_actor_options["num_gpus"] for each in found] == [0.5, 0.5]
+    assert [(spec.num_own_gpus, spec.device_share) for spec in specs] == [(0.5, 1.0)] * 2
+
+
+@pytest.mark.usefixtures("no_cluster")
 @pytest.mark.parametrize("after_s", [None, 60.0])
 def test_a_model_that_may_sleep_lightly_is_bound_only_if_its_group_can_be_known(
     monkeypatch: pytest.MonkeyPatch, after_s: float | None

@@ -147,6 +147,17 @@ def test_models_of_a_light_group_are_counted_beside_each_other_from_the_start() 
     assert [each.number for each in demands_of(both, sections, {}, has_ledger=False)] == [1, 0, 0]
 
 
+def test_models_of_a_light_group_divide_the_card_that_each_of_them_plans_with() -> None:
+    ids = ("a", "b", "c")
+    group = AppConfig.model_validate({"models": [{"id": id_, "source": "x"} for id_ in ids]})
+    shares = dict.fromkeys(ids, 1.0)
+    found = demands_of(group, [], shares, has_ledger=False, light_groups=[ids])
+    assert [each.num_gpus for each in found[1:]] == [0.3333] * 3
+    card = [Node(4.0, num_gpus=1)]
+    assert fits(found, card)
+    assert not fits(demands_of(group, [], shares, has_ledger=False), card)
+
+
 def test_actor_options_stand_in_for_both_numbers_as_in_ray() -> None:
     sections = [{"name": "a--b", "ray_actor_options": {"num_cpus": 2}}]
     found = demands_of(ARGS, sections, {"a/b": 0.5}, has_ledger=True)

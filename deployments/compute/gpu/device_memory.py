@@ -10,6 +10,7 @@ host has no room for that, it lies in a file without a name on a disk (level 2).
 """
 
 import logging
+import time
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
@@ -27,6 +28,12 @@ two, so another size would waste up to half of the host's memory."""
 
 SPARE_BYTES: Final = 2**30
 """Host memory that pinned weights leave free: pinned pages can't be reclaimed or swapped."""
+
+ROOM_TIMEOUT_S: Final = 10.0
+"""How long a model that wakes waits for room: the driver may free the memory of a process that was
+killed later than the kernel frees its locks."""
+
+ROOM_INTERVAL_S: Final = 0.1
 
 Run = list[tuple[int, torch.Tensor]]
 """Parts of a chunk, each with its place in it: [n], uint8, on the device."""
@@ -62,10 +69,11 @@ class DeviceMemory:
         """Get memory again, elsewhere, with whatever another program has left there.
 
         Raises:
-            torch.OutOfMemoryError: The device has no room.
+            torch.OutOfMemoryError: The device has had no room for `ROOM_TIMEOUT_S`.
         """
+        until_s = time.monotonic() + ROOM_TIMEOUT_S
         for storage, num_bytes in self._storages:
-            storage.resize_(num_bytes)
+            _resize(storage, num_bytes, until_s)
 
     def chunks(self) -> Iterator[Run]:
         """Yield all bytes, in the same order each time, in runs of `CHUNK_BYTES` at most."""
@@ -247,6 +255,19 @@ def store(memory: DeviceMemory) -> HostCopy:
     size = memory.num_bytes / 2**30
     logger.warning("%.1f GiB of weights go to a file, not to pinned memory: %s", size, why)
     return FileCopy(memory)
+
+
+def _resize(storage: torch.UntypedStorage, num_bytes: int, until_s: float) -> None:
+    """Give a storage memory, and wait for room until a time of the monotonic clock."""
+    while True:
+        try:
+            storage.resize_(num_bytes)
+        except torch.OutOfMemoryError:
+            if time.monotonic() >= until_s:
+                raise
+        else:
+            return
+        time.sleep(ROOM_INTERVAL_S)
 
 
 def pinned_block(device: torch.device) -> torch.Tensor:

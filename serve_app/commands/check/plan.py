@@ -38,7 +38,7 @@ from serve_app.commands.check.sleep_check import Sleep, sleep_of
 from serve_app.commands.check.source_files import ModelFiles, SourceError
 from serve_app.commands.check.turns import TurnPolicyConfig, turns_in
 from serve_app.config import AppConfig
-from serve_app.gpu_shares import resolve_models, to_spec
+from serve_app.gpu_shares import resolve_models, to_spec, with_turns
 from serve_app.strict_yaml import UniqueKeyLoader, line_of, why_unreadable
 
 SLEEPER_BYTES: Final = 400 * 10**6
@@ -364,6 +364,8 @@ def plan_models(
     shapes = {model.id: shape_of(model) for model in models if model.engine == "raystream"}
     try:
         specs = resolve_models(models, card.num, lambda model: shapes[model.id])
+        for name, group in ({} if turns is None else turns.light_groups).items():
+            specs |= with_turns(specs, name, [*group])
     except ValueError as error:
         raise PlanError(str(error)) from error
     if share is not None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from deployments.plan.memory_budget import GIB, HEADROOM
+from deployments.plan.memory_budget import GIB, HEADROOM, OUTSIDE_BYTES
 from deployments.plan.replica_plan import ReplicaPlan
 from deployments.plan.start_times import last_start_s, last_wake_s
 from serve_app.commands.check.plan import (
@@ -110,10 +110,25 @@ def _swaps(found: Sequence[Planned], group: Sequence[str], *, is_light: bool) ->
     seconds = {id_: last_s(specs[id_]) if id_ in specs else None for id_ in group}
     told = ", ".join(f"{id_} {_seconds(last)}" for id_, last in seconds.items())
     if is_light:
-        return f"{LIGHT_SWAP}; the last wakes on this machine: {told}"
+        light_swap = _light_swap([each for each in found if each.spec.id in group])
+        return f"{light_swap}; the last wakes on this machine: {told}"
     if not any(seconds.values()):
         return "A swap starts the next one, which was not measured on this machine yet"
     return f"A swap starts the next one; the last starts on this machine: {told}"
+
+
+def _light_swap(found: Sequence[Planned]) -> str:
+    """Return what a swap of a light group is, and what its models keep while they sleep."""
+    plans = [each for each in found if isinstance(each, ReplicaPlan)]
+    if not plans or any(plan.device.on_cpu for plan in plans):
+        return LIGHT_SWAP
+    weight_bytes = sum(plan.demand.weight_bytes for plan in plans)
+    return (
+        "The others sleep lightly meanwhile, in processes on the same card: a swap copies the "
+        f"weights of the next one from the machine's memory, which keeps {weight_bytes / GIB:.1f} "
+        "GiB of weights for all of them, or a file where it has no room; each sleeper keeps about "
+        f"{OUTSIDE_BYTES / 10**6:.0f} MB of the card, which the others don't plan with"
+    )
 
 
 def _seconds(start_s: float | None) -> str:

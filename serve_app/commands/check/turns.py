@@ -16,6 +16,7 @@ from deployments.contract.strict_model import StrictModel
 from deployments.turns import MAX_START_S, fit_together
 from serve_app.commands.check.sleep_check import scaling_of, sections_of
 from serve_app.config import AppConfig
+from serve_app.gpu_shares import share_advice
 
 TURN_POLICY: Final = "deployments.turns:TurnPolicy"
 """The `policy_function` by which models take turns."""
@@ -197,7 +198,11 @@ def _light_problems(
                 f"{path}: of the light group {name!r} one model at a time holds memory, so its "
                 "members have no parts: write a list of their ids, or take it out of `light`"
             )
-        for model in (models[id_] for id_ in group if id_ in models):
+        members = [models[id_] for id_ in group if id_ in models]
+        shares = {model.num_gpus for model in members}
+        if len(shares) > 1 and shares != {"auto", 0}:
+            yield f"{path}: {share_advice(name)}"
+        for model in members:
             section = sections.get(model.deployment_name, {})
             for advice in _light_advice(model, section):
                 yield f"{path}: {model.id!r}, of the group {name!r}, {advice}"
@@ -215,20 +220,20 @@ def _light_advice(model: ModelConfig, section: Mapping[str, Any]) -> Iterator[st
             "has no streams that could be parked: take it out of the group, or the group out of "
             "`light`, so that swaps end and start processes"
         )
-    elif model.engine != "raystream":
+    elif not model.can_take_light_turns:
         yield (
             "is vLLM's, which takes no light turns: take it out of the group, or the group out of "
             "`light`, so that swaps end and start processes"
         )
-    elif not model.can_take_light_turns:
-        yield (
-            "asks for a GPU, and models take light turns only on a CPU: write `device: cpu` and "
-            "`num_gpus: 0`, or take the group out of `light`"
-        )
-    elif not model.may_sleep_lightly:
+    elif model.light_sleep_after_s is None:
         yield (
             "sleeps lightly while another model has the turn, and can't or may not: take "
             "`light_sleep_after_s: null` out of its entry, or the group out of `light`"
+        )
+    elif not model.may_sleep_lightly:
+        yield (
+            "sleeps lightly on a GPU only if its entry says so: write `light_sleep_after_s: 60` "
+            "there, or take the group out of `light`"
         )
     where = f"in the section of deployments named {model.deployment_name!r}"
     default = 100 if section.get("num_replicas") == "auto" else 1  # Ray's own

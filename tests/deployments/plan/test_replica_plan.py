@@ -43,6 +43,19 @@ def test_a_7b_model_runs_on_each_card_with_its_own_length(gib: int) -> None:
     assert dict(plan.reasons)["max_model_len"] == "the model's own limit"
 
 
+def test_a_model_of_a_light_group_leaves_room_for_what_the_sleepers_keep_of_the_card() -> None:
+    shape = shape_of("qwen2.5-7b-instruct")
+
+    def usable_bytes(num_turns: int, foreign_gib: float = 0.0, *, on_cpu: bool = False) -> int:
+        memory = DeviceMemory(80 * GIB, int(foreign_gib * GIB), on_cpu=on_cpu)
+        member = replace(spec(num_gpus=0.5), turn_group="card", num_turns=num_turns)
+        return plan_replica(member, shape, memory).kv.share_bytes
+
+    assert usable_bytes(1) - usable_bytes(3) == pytest.approx(0.9 * GIB, abs=10)
+    assert usable_bytes(3, 1.4) == usable_bytes(3), "what the sleepers keep is counted once"
+    assert usable_bytes(3, on_cpu=True) == usable_bytes(1, on_cpu=True)
+
+
 def test_a_12b_model_runs_on_cards_that_hold_it_with_the_length_that_fits() -> None:
     on_48, on_80 = planned("gemma-3-12b-it", 48), planned("gemma-3-12b-it", 80)
     assert 16_384 <= on_48.sizes.max_model_len < on_80.sizes.max_model_len <= 131_072

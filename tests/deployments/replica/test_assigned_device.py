@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import ray
 import torch
@@ -65,6 +67,18 @@ def test_a_share_that_differs_from_the_entry_s_is_refused(
     says = f"asks for num_gpus {asked:g}, but Ray has reserved {given:g}: `ray_actor_options`"
     with pytest.raises(ValueError, match=says):
         open_assigned_device(spec("m", num_gpus=asked, device="auto"))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_model_of_a_light_group_has_its_part_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    member = replace(spec("m", num_gpus=1.0, device="auto"), turn_group="card", num_turns=3)
+    monkeypatch.setattr(assigned_device, "require_own_card", lambda spec: None)
+    assign(monkeypatch, {"GPU": 0.3333})
+    assert open_assigned_device(member) == CudaDevice()
+    assign(monkeypatch, {"GPU": 1.0})
+    says = r"asks for num_gpus 0.3333, a part for each of 3 light turns, but Ray has reserved 1:"
+    with pytest.raises(ValueError, match=says):
+        open_assigned_device(member)
 
 
 def test_a_replica_whose_workers_ray_starts_has_none_of_their_gpus(

@@ -345,6 +345,25 @@ def test_a_model_has_its_turn_beside_the_sleepers_of_its_group() -> None:
     assert sum_at_once(sizes, None) == 24
 
 
+def test_models_that_take_light_turns_on_a_gpu_are_told_with_the_weights_that_memory_keeps(
+    tmp_path: Path,
+) -> None:
+    names = ["qwen2.5-7b-instruct", "gemma-3-12b-it"]
+    file = Path(a_file(tmp_path, *names, num_gpus=1, light_sleep_after_s=60))
+    document = yaml.safe_load(file.read_text())
+    kwargs = {"groups": {"card": names}, "light": ["card"]}
+    policy = {"policy_function": "deployments.turns:TurnPolicy", "policy_kwargs": kwargs}
+    document["applications"][0]["autoscaling_policy"] = policy
+    file.write_text(yaml.safe_dump(document))
+    told = run(str(file), "--gpu-memory", "80GiB").stdout
+    assert "from the machine's memory, which keeps 36.9 GiB of weights for all of them" in told
+    document["applications"][0]["args"]["models"][0]["num_gpus"] = 0.5
+    file.write_text(yaml.safe_dump(document))
+    refused = run(str(file), "--gpu-memory", "80GiB").output
+    assert "use the same part of one GPU" in refused
+    assert "The others sleep lightly" not in refused
+
+
 def test_models_that_have_turns_at_the_same_time_are_counted_together() -> None:
     turns = TurnPolicyConfig(groups={"one": {"a": 0.5, "b": 0.5, "c": 0.2, "d": 0.9}})
     sizes = {"a": 5, "b": 6, "c": 2, "d": 10, "f": 1}

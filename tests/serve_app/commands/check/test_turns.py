@@ -168,8 +168,8 @@ def test_models_of_a_light_group_have_no_parts() -> None:
         (
             ["cpu"],
             {"num_gpus": 0.5},
-            ".light: 'second', of the group 'cpu', asks for a GPU, and models take light turns "
-            "only on a CPU: write `device: cpu` and `num_gpus: 0`, or take the group out of",
+            ".light: the models of the light group 'cpu' use the same part of one GPU, one at a "
+            "time: write the same number in each entry, such as `num_gpus: 1`",
         ),
         (
             ["cpu"],
@@ -190,6 +190,20 @@ def test_what_a_light_group_lacks_is_said_with_how_to_mend_it(
 ) -> None:
     (problem,) = find_problems(yaml.safe_dump(light_file(light, **section)))
     assert problem.startswith(f"{KWARGS}{message}")
+
+
+def test_models_of_a_light_group_on_a_gpu_say_their_part_of_it_and_when_they_sleep() -> None:
+    document = light_file(["cpu"])
+    entries = document["applications"][0]["args"]["models"]
+    for entry in (entries[0], entries[-1]):
+        entry |= {"num_gpus": 1, "quantization": None}
+    assert find_problems(yaml.safe_dump(document)) == []
+    del entries[-1]["light_sleep_after_s"]
+    (problem,) = find_problems(yaml.safe_dump(document))
+    assert problem.startswith(
+        f"{KWARGS}.light: 'second', of the group 'cpu', sleeps lightly on a GPU only if its entry "
+        "says so: write `light_sleep_after_s: 60`"
+    )
 
 
 def test_a_light_group_takes_only_models_that_generate() -> None:
