@@ -373,13 +373,13 @@ PARTS: Mapping[str, Part] = {
     "gpu_tests": Part(gpu_tests, 45),
     "equality": Part(equality, 65),
     "gemma": Part(gemma, 35),
-    "images": Part(images, 40),
+    "images": Part(images, 30),
     "shares": Part(shares, 25),
     "moved_answers": Part(moved_answers, 25),
     "classification": Part(classification, 20),
     "sleep": Part(sleep, 40),
     "turns": Part(turns, 45),
-    "baselines": Part(baselines, 30),
+    "baselines": Part(baselines, 25),
     "vllm": Part(vllm, 120),
 }
 

@@ -23,7 +23,7 @@ from benchmarks.gpu.vllm_rate import vllm_rates
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("frozen_heap")]
 
 CPU = Machine(torch.device("cpu"))
-IN_A_CHILD = {"gpu_tests", "kernels", "vllm"}
+IN_A_CHILD = {"gpu_tests", "kernels", "operators", "vllm"}
 """Parts that say nothing without a GPU."""
 
 

@@ -11,7 +11,8 @@ EXTERNAL = ("http", "https")
 PYTHON_FILE = re.compile(r"[\w./-]+\.py")
 FOREIGN_FILES = {
     "explain.py", "locustfile.py",  # the reader saves these
-    "queue.py", "ray/_private/worker.py", "serve_app.py", "yaml.py",  # of others
+    "queue.py", "serve_app.py", "yaml.py",  # of others
+    "deployment_scheduler.py", "ray/_private/worker.py",  # Ray's
 }  # fmt: skip
 
 
