@@ -18,7 +18,6 @@ extents faster. It is compared in the same way; if it can't be used, flash atten
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -253,10 +252,10 @@ def compare_rows_with_masks(
     probes = [
         _Probe.random(shape, num_heads, device, each, counts) for each in (order, order[::-1])
     ]
-    errors = chain.from_iterable(
-        (probe.error_of_rows(attend_rows, number) for number in PROBE_REPEATS) for probe in probes
-    )
-    return torch.tensor([*errors]).max().item()  # NaN if one is, unlike Python's
+    errors = [
+        probe.error_of_rows(attend_rows, number) for probe in probes for number in PROBE_REPEATS
+    ]
+    return torch.tensor(errors).max().item()  # NaN if one is, unlike Python's
 
 
 def _errors(shape: KVShape, num_heads: int, device: torch.device) -> Iterator[float]:

@@ -1,23 +1,14 @@
-"""The GPU's fused operators against torch's own.
+"""The GPU's fused operators against torch's own."""
 
-Without a GPU they run in Triton's interpreter, if Triton is installed and TRITON_INTERPRET=1.
-"""
-
-import os
 from itertools import product
 
 import pytest
 import torch
 from torch.nn.functional import gelu, silu
 
-HAS_GPU = torch.cuda.is_available()
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+from tests.compute.gpu.gpu_or_interpreter import DEVICE, needs_kernels
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not (HAS_GPU or IS_INTERPRETED), reason="there is no GPU"),
-]
+pytestmark = needs_kernels
 
 dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 

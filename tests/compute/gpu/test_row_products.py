@@ -1,30 +1,19 @@
-"""Products of few rows and large weights against torch's own.
+"""Products of few rows and large weights against torch's own."""
 
-Without a GPU they run in Triton's interpreter, if Triton is installed and TRITON_INTERPRET=1; there
-with float16, since the interpreter multiplies no matrices of bfloat16.
-"""
-
-import os
 from typing import Any
 
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-HAS_GPU = torch.cuda.is_available()
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
-DTYPE = torch.bfloat16 if HAS_GPU else torch.float16
+from tests.compute.gpu.gpu_or_interpreter import DEVICE, MATRIX_DTYPE, needs_kernels
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not (HAS_GPU or IS_INTERPRETED), reason="there is no GPU"),
-]
+pytestmark = needs_kernels
 
 
 def random(*size: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(size, generator=generator).to(DEVICE, DTYPE)
+    return torch.randn(size, generator=generator).to(DEVICE, MATRIX_DTYPE)
 
 
 @pytest.mark.parametrize("width", [64, 192, 64 * 256])
@@ -58,7 +47,7 @@ def test_a_graphs_large_products_are_replaced(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(row_products, "multiply", take)
     monkeypatch.setattr(row_products, "LEAST_BYTES", 2 * 512 * 1024)
-    monkeypatch.setattr(torch, "bfloat16", DTYPE)
+    monkeypatch.setattr(torch, "bfloat16", MATRIX_DTYPE)
 
     class Layers(torch.nn.Module):
         def __init__(self) -> None:
@@ -70,7 +59,10 @@ def test_a_graphs_large_products_are_replaced(monkeypatch: pytest.MonkeyPatch) -
         def forward(self, rows: Any) -> Any:
             return self.small(self.biased(self.large(rows)))
 
-    layers, rows = Layers().to(DEVICE, DTYPE).requires_grad_(requires_grad=False), random(3, 512)
+    layers, rows = (
+        Layers().to(DEVICE, MATRIX_DTYPE).requires_grad_(requires_grad=False),
+        random(3, 512),
+    )
     graph = make_fx(layers)(rows)
     row_products.use_row_products(graph)
     torch.testing.assert_close(graph(rows), layers(rows), rtol=2**-6, atol=2**-6)
