@@ -28,6 +28,7 @@ from deployments.contract.channel.wire import (
     decode_hello,
     encode_message,
     is_of_call,
+    says_given_up,
 )
 from deployments.contract.generation import ChannelAddress, StreamKey
 from deployments.contract.pooling_wire import GOODBYE, MAX_CALL_BYTES
@@ -64,7 +65,7 @@ class ChannelServer:
     Attributes:
         calls: The pooled requests that come through the channels; None if the replica takes none.
         go_aheads: What suspects wait for.
-        was_given_up: Whether an ingress has closed its channel while this process did not run.
+        was_given_up: Whether an ingress took the replica for lost while this process did not run.
     """
 
     def __init__(self, host: str, tls: TlsFiles | None = None) -> None:
@@ -229,7 +230,7 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _hear(self, payload: bytes) -> None:
-        """Take the hello, and after that requests and go-aheads.
+        """Take the hello, and after that all else that an ingress says.
 
         Raises:
             WireError: The first frame is no hello or lacks the secret, or a later one is malformed.
@@ -237,6 +238,9 @@ class _Connection(asyncio.Protocol):
         if self._outbox is not None:
             if self._calls is not None and is_of_call(payload):
                 self._calls.hear(payload)
+            elif says_given_up(payload):
+                # A replica that was only cut off by the network is sound.
+                self._server.was_given_up |= self._was_late or self._is_late()
             else:
                 self._server.go_aheads.give(decode_go_ahead(payload))
             return
@@ -304,8 +308,6 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._channel_id is not None and (self._was_late or self._is_late()):
-            self._server.was_given_up = True
         self._end_calls()
         self._server.disconnect(self._channel_id, self)
 

@@ -10,6 +10,7 @@ from deployments.channel import outbox as outbox_module
 from deployments.channel import server as module
 from deployments.channel.server import ChannelServer
 from deployments.contract.channel.wire import (
+    GIVEN_UP,
     MAX_INGRESS_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_SILENCE_S,
@@ -223,15 +224,25 @@ async def test_an_ingress_that_sends_anything_else_is_closed(
 async def test_a_replica_that_hung_until_an_ingress_gave_it_up_knows_that(
     server: ChannelServer, advance: Clock, beats_first: bool
 ) -> None:
-    async with ingress_of(server):
+    async with ingress_of(server) as peer:
         advance(MAX_SILENCE_S)
         if beats_first:
             await settle()
+        peer.writer.write(GIVEN_UP)
     await until(lambda: not server._connections)
     assert server.was_given_up
 
 
-async def test_a_replica_that_was_not_given_up_or_did_not_hang_is_sound(
+async def test_a_replica_that_hung_is_sound_if_its_ingress_only_leaves(
+    server: ChannelServer, advance: Clock
+) -> None:
+    async with ingress_of(server):
+        advance(MAX_SILENCE_S)
+    await until(lambda: not server._connections)
+    assert not server.was_given_up
+
+
+async def test_a_replica_that_did_not_hang_is_sound_although_an_ingress_gave_it_up(
     server: ChannelServer, advance: Clock
 ) -> None:
     async with ingress_of(server) as peer:
@@ -239,9 +250,9 @@ async def test_a_replica_that_was_not_given_up_or_did_not_hang_is_sound(
             advance(seconds)
             await settle()
         assert await peer.message() == []
-        assert not server.was_given_up, "the ingress has waited"
+        peer.writer.write(GIVEN_UP)
     await until(lambda: not server._connections)
-    assert not server.was_given_up, "the ingress has left"
+    assert not server.was_given_up, "the network had cut it off"
 
 
 async def test_a_silent_channel_gets_heartbeats(

@@ -2,13 +2,15 @@
 
 The ingress's first frame is its hello. The replica answers with an empty message; after that, its
 frames are messages with what streams have gained, arrays of entries. An empty one is a heartbeat.
-The ingress sends go-aheads, by which suspects begin. Frames that are maps carry pooled requests
+The ingress sends go-aheads, by which suspects begin, and says so before it closes the channel of a
+replica that it takes for lost. Frames that are maps carry pooled requests
 and their answers (`deployments.contract.pooling_wire`). Nothing is pickled, so a stranger
 who reaches the socket can at worst send a malformed frame.
 
     frame    = length of the payload (4 bytes, big-endian), payload
     hello    = [version, secret, channel id]
     go-ahead = [number in `Started`]
+    given up = []
     entry    = [stream number, token ids, text]
              | [stream number, token ids, text, finish reason, error, logprobs, cached tokens,
                 stop string, prompt logprobs]
@@ -164,6 +166,15 @@ def encode_frame(value: object) -> bytes:
     """Return the frame of any value."""
     payload: bytes = msgpack.packb(value, unicode_errors=_UNICODE_ERRORS)
     return len(payload).to_bytes(_LENGTH_BYTES) + payload
+
+
+GIVEN_UP: Final = encode_frame([])
+"""Says that the ingress takes the replica for lost, and has moved its streams."""
+
+
+def says_given_up(payload: bytes) -> bool:
+    """Return whether an ingress takes the replica for lost."""
+    return payload == GIVEN_UP[_LENGTH_BYTES:]
 
 
 def decode_value(payload: bytes) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar, cast
 
 from deployments.contract.channel.tls import TlsFiles
 from deployments.contract.channel.wire import (
+    GIVEN_UP,
     MAX_MESSAGE_BYTES,
     MAX_SILENCE_S,
     FrameReader,
@@ -328,9 +329,11 @@ class Channel(asyncio.Protocol):
                 box.put(delta)
 
     def tick(self) -> None:
-        """Close the connection if the replica was silent for too many ticks."""
+        """Close the connection if the replica was silent for too many ticks, and tell it why."""
         self._num_silent_ticks += 1
         if self._num_silent_ticks > MAX_NUM_SILENT_TICKS:
+            assert self._transport is not None, "it has been opened"
+            self._transport.write(GIVEN_UP)
             self.abort()
         else:
             self._set_timer()

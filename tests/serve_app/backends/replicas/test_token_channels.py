@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.channel import server
 from deployments.channel.server import ChannelServer
 from deployments.contract.channel.tls import TlsFiles
 from deployments.contract.errors import ReplicaUnavailableError
@@ -16,6 +17,7 @@ from deployments.contract.output import FinishReason, TextDelta
 from serve_app.backends.replicas import token_channels as module
 from serve_app.backends.replicas.stream_box import StreamBox
 from serve_app.backends.replicas.token_channels import MAX_NUM_SILENT_TICKS, TokenChannels
+from tests.deadline import until
 from tests.serve_app.tls_server import certify
 
 FIRST, LAST = TextDelta((1,), "a"), TextDelta((2,), "b", FinishReason.STOP)
@@ -135,9 +137,10 @@ async def test_a_stream_whose_deltas_came_through_a_lost_channel_fails(
             await early.take()
 
 
-async def test_a_replica_that_is_silent_for_too_long_is_lost(
-    channels: TokenChannels, replica: ChannelServer
+async def test_a_replica_that_is_silent_for_too_long_is_lost_and_told_so(
+    channels: TokenChannels, replica: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(server, "LATE_S", 0.0)
     box = await opened(channels, replica)
     (opening,) = channels._channels.values()
     channel = opening.result()
@@ -148,6 +151,7 @@ async def test_a_replica_that_is_silent_for_too_long_is_lost(
         channel.tick()
     with pytest.raises(ReplicaUnavailableError):
         await box.take()
+    await until(lambda: replica.was_given_up)
 
 
 async def test_after_a_loss_the_next_stream_connects_anew(
