@@ -59,7 +59,7 @@ vllm: $(VLLM) ## make .venv-vllm, in which models with `engine: vllm` run
 # Two processes: the tests of one mostly wait for Ray, so the other computes meanwhile, and gives way to it
 # (tests/conftest.py). OpenMP's threads would wait for each other by spinning, and take the other's time.
 test: $(STAMP) ## run all tests but those of `make soak`; TIMINGS=1 shows where the time goes
-	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --rerun-processes \
+	@GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -n 2 --no-loadscope-reorder --rerun-starved \
 		$(if $(TIMINGS),-p tests.timings --durations=0)
 
 # Tests that import vLLM run in its environment, and those of whole servers in raystream's. A file that
@@ -69,11 +69,11 @@ test-vllm: $(STAMP) $(VLLM) ## run the tests that need vLLM, in at most 8 minute
 	@.venv-vllm/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
 		--constraint requirements-vllm.lock pytest pytest-asyncio pytest-xdist hypothesis
 	@{ \
-		echo "$(BIN)/python -m pytest -q -m 'vllm and processes and not soak' --rerun-processes tests/vllm_engine"; \
+		echo "$(BIN)/python -m pytest -q -m 'vllm and processes and not soak' --rerun-starved tests/vllm_engine"; \
 		for files in "$(NEUTRAL)" tests/clients; do \
-			echo "$(IN_VLLM) --rerun-processes -p tests.vllm_engine.beside -W ignore $$files"; done; \
+			echo "$(IN_VLLM) --rerun-starved -p tests.vllm_engine.beside -W ignore $$files"; done; \
 		for files in $(STARTING); do \
-			echo "$(IN_VLLM) --rerun-processes --confcutdir=tests/vllm_engine $$files"; done; \
+			echo "$(IN_VLLM) --rerun-starved --confcutdir=tests/vllm_engine $$files"; done; \
 		echo "$(IN_VLLM) --confcutdir=tests/vllm_engine $(filter-out $(STARTING),$(ONLY_VLLM))"; \
 	} | GOMP_SPINCOUNT=0 xargs -P 2 -L 1 env
 

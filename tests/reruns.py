@@ -1,11 +1,12 @@
-"""Runs failed tests with processes once more, alone, after all others; each try is shown.
+"""Runs failed tests that may be starved once more, alone, after all others; each try is shown.
 
-Ray, HAProxy, browsers and vLLM's engines may be starved by other work on a machine. A test in the
-suite's own process has no such excuse and is never run again. A second failure is a failure. The
+Ray, HAProxy, browsers and vLLM's engines may be starved by other work on a machine, and so may
+tests that wait on sockets while it stands still for seconds. Any other test in the suite's own
+process has no such excuse and is never run again. A second failure is a failure. The
 summary shows the first failure of each test that then passed, and ends with a line for each test
 that ran again.
 
-`--rerun-processes` turns it on, as `make test` and `make test-vllm` do.
+`--rerun-starved` turns it on, as `make test` and `make test-vllm` do.
 """
 
 import json
@@ -19,10 +20,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-WITH_PROCESSES = frozenset(
-    {"ray", "browser", "kubectl", "prometheus", "nginx", "redis", "processes", "vllm"}
+MAY_BE_STARVED = frozenset(
+    {"ray", "browser", "kubectl", "prometheus", "nginx", "redis", "processes", "vllm", "in_time"}
 )
-"""The marks of tests with processes."""
+"""The marks of tests with processes, or on sockets by the clock."""
 MAX_FILES = 8
 """Failures in more files have one cause that a second try does not remove."""
 DEADLINE_S = 600
@@ -53,9 +54,9 @@ class Rerun:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option."""
     parser.addoption(
-        "--rerun-processes",
+        "--rerun-starved",
         action="store_true",
-        help="run failed tests with processes once more, alone, after all others",
+        help="run failed tests that may be starved once more, alone, after all others",
     )
 
 
@@ -66,12 +67,12 @@ _reruns = pytest.StashKey[list[Rerun]]()
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Run failed tests again, before the summary is printed; set the exit status by both tries."""
     config = session.config
-    if hasattr(config, "workerinput") or not config.getoption("rerun_processes"):
+    if hasattr(config, "workerinput") or not config.getoption("rerun_starved"):
         return
     terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is None or session.exitstatus != pytest.ExitCode.TESTS_FAILED:
         return
-    failed = _failures_with_processes(terminal)
+    failed = _starved_failures(terminal)
     files = [list(of_file) for _, of_file in groupby(failed, lambda reports: reports[0].fspath)]
     if not files or len(files) > MAX_FILES:
         return
@@ -88,12 +89,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.OK
 
 
-def _failures_with_processes(terminal: pytest.TerminalReporter) -> list[list[pytest.TestReport]]:
-    """Return the failed reports of tests with processes, by test, in the order of their files."""
+def _starved_failures(terminal: pytest.TerminalReporter) -> list[list[pytest.TestReport]]:
+    """Return the failed reports of tests that may be starved, by test, in their files' order."""
     found: dict[str, list[pytest.TestReport]] = {}
     for category in FAILURES:
         for report in terminal.stats.get(category, []):
-            if isinstance(report, pytest.TestReport) and not WITH_PROCESSES.isdisjoint(
+            if isinstance(report, pytest.TestReport) and not MAY_BE_STARVED.isdisjoint(
                 report.keywords
             ):
                 found.setdefault(report.nodeid, []).append(report)

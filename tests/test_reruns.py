@@ -21,6 +21,7 @@ ONCE = "@pytest.mark.ray\ndef test_once(): fails_at_first('once', 1)\n"
 SETUP = "@pytest.mark.ray\ndef test_setup(server): pass\n"
 TWICE = "@pytest.mark.browser\ndef test_twice(): fails_at_first('twice', 2)\n"
 IN_PROCESS = "def test_in_process(): fails_at_first('in process', 1)\n"
+IN_TIME = "@pytest.mark.in_time\ndef test_in_time(): fails_at_first('in time', 1)\n"
 PASSES = "def test_passes(): pass\n"
 
 pytestmark = pytest.mark.slow
@@ -28,8 +29,9 @@ pytestmark = pytest.mark.slow
 
 def run(pytester: pytest.Pytester, *tests: str, processes: int = 0) -> pytest.RunResult:
     pytester.makepyfile(test_module="".join([MODULE, PASSES, *tests]))
-    pytester.makeini("[pytest]\nmarkers = ray\n    browser\naddopts = -p tests.reruns -p xdist\n")
-    return pytester.runpytest_subprocess(f"-n{processes}", "--rerun-processes")
+    marks = "ray\n    browser\n    in_time"
+    pytester.makeini(f"[pytest]\nmarkers = {marks}\naddopts = -p tests.reruns -p xdist\n")
+    return pytester.runpytest_subprocess(f"-n{processes}", "--rerun-starved")
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +44,7 @@ def _only_our_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_that_then_passes_is_no_failure_but_is_shown_with_its_first_one(
     pytester: pytest.Pytester, processes: int
 ) -> None:
-    result = run(pytester, ONCE, SETUP, processes=processes)
+    result = run(pytester, ONCE, SETUP, IN_TIME, processes=processes)
     assert result.ret == pytest.ExitCode.OK
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
@@ -50,8 +52,9 @@ def test_one_that_then_passes_is_no_failure_but_is_shown_with_its_first_one(
             "runs again, alone: test_module.py::test_once",
             "*tests that ran again*",
             "passed: test_module.py::test_once (first: AssertionError: once was starved)",
+            "passed: test_module.py::test_in_time (first: AssertionError: in time was starved)",
             "passed: test_module.py::test_setup (first: AssertionError: server was starved)",
-            "*1 passed, 2 rerun in*",
+            "*1 passed, 3 rerun in*",
         ]
     )
 
@@ -87,7 +90,7 @@ def test_once(of_plugin):
     )
     pytester.makeini("[pytest]\nmarkers = vllm\nfilterwarnings = error\n")
     options = ("-ptests.reruns", "-pplugin", "-Wignore", f"--confcutdir={pytester.path}")
-    result = pytester.runpytest_subprocess(*options, "--rerun-processes")
+    result = pytester.runpytest_subprocess(*options, "--rerun-starved")
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["*1 rerun in*"])
 
