@@ -8,7 +8,7 @@ replicas do.
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,15 @@ class ChangingServer:
         self.document = wanted
         self.settle()
         return self._server
+
+    @contextmanager
+    def serve_meanwhile(self, document: Mapping[str, Any]) -> Iterator[Server]:
+        """Serve this file until the end of the block; the one before returns when it is needed."""
+        before = self.document
+        yield self.serve(document)
+        if before:
+            self.document = before
+            self._is_changed = True
 
     def settle(self, deadline_s: float = DEADLINE_S) -> None:
         """Wait until the replicas of the file run, and no others; restore it if it was changed."""

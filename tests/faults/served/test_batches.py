@@ -131,15 +131,14 @@ def server(changing_server: ChangingServer, folder: Path) -> Iterator[Server]:
 
     No module of the package comes earlier, so the suite's server starts with this file.
     """
-    before, document = changing_server.document, config()
+    document = config()
     args = document["applications"][0]["args"]
     args["jobs"] = {"folder": str(folder / "jobs"), "max_running_lines": 2}
     for model in shipped()["applications"][0]["args"]["models"]:
         if model["id"] != "pydoc-chat":
             args["models"].append({**model, "num_cpus": 0.1})
-    yield changing_server.serve(document)
-    if before:
-        changing_server.serve(before)
+    with changing_server.serve_meanwhile(document) as server:
+        yield server
 
 
 async def test_batches_outlast_a_killed_replica_and_a_redeploy(
