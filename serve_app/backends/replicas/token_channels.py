@@ -40,12 +40,13 @@ from serve_app.backends.replicas.stream_box import Rounds, StreamBox
 
 T = TypeVar("T")
 
-CONNECT_TIMEOUT_S: Final = 5.0
-
 TICK_S: Final = 1.0
 MAX_NUM_SILENT_TICKS: Final = round(MAX_SILENCE_S / TICK_S)
 """Ticks are counted, not seconds: if this process has slept, only one tick is late, and what has
 arrived meanwhile is read before the next."""
+
+MAX_NUM_OPENING_TICKS: Final = 5
+"""Those that a channel may take to open."""
 
 CALL_END_TIMEOUT_S: Final = 1.0
 """How long a call may outlive its replica's channel. It tells better how the replica has ended."""
@@ -118,22 +119,32 @@ class TokenChannels:
 
     async def _connect(self, address: ChannelAddress) -> "Channel":
         channel = Channel(address, self)
+        opening = asyncio.ensure_future(self._open(channel))
         try:
-            tls = TlsFiles.of(self._environment) if address.uses_tls else None
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await asyncio.get_running_loop().create_connection(
-                    lambda: channel,
-                    address.host,
-                    address.port,
-                    ssl=None if tls is None else tls.client_context(),
-                )
-                await channel.opened
+            for _ in range(MAX_NUM_OPENING_TICKS):
+                await asyncio.wait([opening], timeout=TICK_S)
+                if opening.done():
+                    opening.result()
+                    return channel
+            raise TimeoutError
         except BaseException as error:
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
             channel.abort()
             if isinstance(error, OSError):  # also a TimeoutError
                 raise ReplicaUnavailableError("The model's replica can't be reached.") from error
             raise
-        return channel
+
+    async def _open(self, channel: "Channel") -> None:
+        address = channel.address
+        tls = TlsFiles.of(self._environment) if address.uses_tls else None
+        await asyncio.get_running_loop().create_connection(
+            lambda: channel,
+            address.host,
+            address.port,
+            ssl=None if tls is None else tls.client_context(),
+        )
+        await channel.opened
 
     def _drop_lost(self, address: ChannelAddress) -> None:
         """Drop the channel to a replica if it has failed or is lost, but none that opens again."""

@@ -19,6 +19,7 @@ from serve_app.backends.replicas.stream_box import StreamBox
 from serve_app.backends.replicas.token_channels import MAX_NUM_SILENT_TICKS, TokenChannels
 from tests.deadline import until
 from tests.serve_app.tls_server import certify
+from tests.stopped_clock import Clock
 
 FIRST, LAST = TextDelta((1,), "a"), TextDelta((2,), "b", FinishReason.STOP)
 
@@ -184,13 +185,25 @@ async def test_a_replica_that_does_not_answer_is_unavailable(
 ) -> None:
     writers: list[asyncio.StreamWriter] = []
     silent = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
-    monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(module, "TICK_S", 0.01)
+    monkeypatch.setattr(module, "MAX_NUM_OPENING_TICKS", 1)
     port = silent.sockets[0].getsockname()[1]
     with pytest.raises(ReplicaUnavailableError):
         await channels.connect(channels.open(), ChannelAddress("127.0.0.1", port, b""))
     silent.close()
     for writer in writers:
         writer.close()
+
+
+async def test_an_ingress_that_hangs_while_a_channel_opens_does_not_blame_the_replica(
+    channels: TokenChannels, replica: ChannelServer, advance: Clock
+) -> None:
+    opening = asyncio.ensure_future(opened(channels, replica))
+    while not channels._channels:  # noqa: ASYNC110 - the task above opens it
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    advance(20)
+    await check_passes(replica, await opening, FIRST)
 
 
 async def test_a_replica_that_answers_nonsense_is_unavailable(channels: TokenChannels) -> None:
