@@ -481,6 +481,9 @@ async def test_a_turn_that_ends_while_it_wakes_or_falls_asleep_is_ended_after_th
     running = asyncio.ensure_future(taking.run())
     await taking.reach(SleepState.WAKING)
     taking.turn.end()
+    # It has waited anew since then, and so wakes after what follows the turn.
+    num_told = len(taking.told)
+    await until(lambda: len(taking.told) > num_told + 1)
     taking.engine.may_wake.set()
     await taking.reach(SleepState.ASLEEP)
     assert taking.calls == ["sleep", "wake", "sleep"]
