@@ -26,6 +26,7 @@ from serve_app.metrics import REJECTIONS, IngressMetrics
 from tests.serve_app.apps import ALICE, BOB, CHAT, AppClient, access_lines, bearer, question, ring
 from tests.serve_app.fakes import FakeBackend, FakeClock, FakeStream
 from tests.serve_app.ingress_numbers import numbers
+from tests.stopped_clock import settle
 
 MAX_NUM_HELD = 2
 """One that may run, and one that may wait."""
@@ -147,6 +148,7 @@ async def test_questions_leave_a_model_asleep(client: Caller) -> None:
 @pytest.mark.parametrize(
     ("path", "fails"), [("/v1/models/m", False), ("/health", False), ("/health", True)]
 )
+@pytest.mark.usefixtures("advance")  # the clock stands: no look at the controller from time to time
 async def test_a_model_whose_last_process_ends_while_it_is_asked_is_told_as_asleep(
     client: Caller, path: str, fails: bool
 ) -> None:
@@ -155,16 +157,16 @@ async def test_a_model_whose_last_process_ends_while_it_is_asked_is_told_as_asle
     assert (await client.get(path)).status_code == 200  # the controller's word is remembered
     sleeper.loaded = sleeper.pinged = asyncio.Event()
     asking = asyncio.ensure_future(client.get(path))
-    async with asyncio.timeout(30):
-        while sleeper.num_describes + sleeper.num_pings < 2:  # noqa: ASYNC110 - other tasks' state
-            await asyncio.sleep(0.001)
+    await settle()
+    assert sleeper.num_describes + sleeper.num_pings == 2
     sleeper.state = ServingState.ASLEEP
     sleeper.replicas.replace([])
     if fails:
         sleeper.sickness = ReplicaUnavailableError("its process has ended")
         sleeper.pinged.set()
-    async with asyncio.timeout(0.9):  # no look at the controller from time to time
-        answer = await asking
+    await settle()
+    assert asking.done()
+    answer = await asking
     assert answer.status_code == 200
     assert path == "/health" or answer.json()["state"] == "asleep"
 
