@@ -63,8 +63,9 @@ async def test_every_fault_has_one_kind_of_error_and_is_not_retried(fault: Fault
     assert record.error_message
     assert "\n" not in record.error_message
     assert len(aim.server.bodies) == 1
-    # aiohttp drops a response whose headers arrive in one read with the wrong framing.
-    if fault not in {Fault.TIMEOUT_TOTAL, Fault.WRONG_FRAMING}:
+    # A pause of the machine may reach these limits sooner, and aiohttp drops a response whose
+    # headers arrive in one read with the wrong framing.
+    if fault not in {Fault.TIMEOUT_STALL, Fault.TIMEOUT_TOTAL, Fault.WRONG_FRAMING}:
         assert len(record.content_s) == num_before
     assert aim.observer.seen == ["started", f"ended {record.error}"]
 

@@ -2,6 +2,7 @@ import asyncio
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -14,6 +15,7 @@ from loadtest.load.stop import Stop
 from loadtest.mock.script import Behaviour, Fault
 from loadtest.results.record import ErrorKind, LevelRecord, RequestRecord
 from tests.loadtest.mocked import Aim, aimed, until
+from tests.stopped_clock import Clock, settle
 
 SILENT = Behaviour(fault=Fault.TIMEOUT_STALL, fault_after=1)
 
@@ -21,13 +23,26 @@ SILENT = Behaviour(fault=Fault.TIMEOUT_STALL, fault_after=1)
 class Running:
     """A level that runs, and what it has kept so far."""
 
-    def __init__(self, aim: Aim, plan: LevelPlan) -> None:
+    def __init__(
+        self, aim: Aim, plan: LevelPlan, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.stop = Stop()
         self.records: list[RequestRecord] = []
         self.told: list[LevelRecord] = []
         sampler = QuestionSampler([Question("why?")])
-        level = Level(plan, aim.sender, sampler, self.stop, time.monotonic, self.records.append)
+        level = Level(plan, aim.sender, sampler, self.stop, clock, self.records.append)
         self.task = asyncio.ensure_future(level.run(self.told.append))
+
+
+def running_by_the_loop(aim: Aim, plan: LevelPlan) -> Running:
+    """Run a level by the event loop's clock, which the test has stopped."""
+    return Running(aim, plan, asyncio.get_running_loop().time)
+
+
+async def sent(aim: Aim, number: int) -> None:
+    """Wait until so many requests have come, while the event loop's clock stands."""
+    while len(aim.server.bodies) < number:  # noqa: ASYNC110 - the mock tells nobody
+        await asyncio.sleep(0)
 
 
 async def run(plan: LevelPlan, *behaviours: Behaviour) -> tuple[LevelRecord, list[RequestRecord]]:
@@ -80,19 +95,30 @@ async def test_the_record_is_reported_when_the_level_and_when_its_load_begins() 
     )
 
 
-async def test_nothing_is_sent_after_the_deadline_but_requests_in_flight_finish() -> None:
-    plan = LevelPlan(0, num_queues=2, duration_s=0.1, grace_s=60)
-    level, records = await run(plan, Behaviour(num_events=3, gap_ms=15))
-    assert level.deadline_s is not None
-    assert records
-    assert all(record.sent_s < level.deadline_s for record in records)
-    assert all(record.error is None for record in records)
+async def test_nothing_is_sent_after_the_deadline_but_requests_in_flight_finish(
+    advance: Clock,
+) -> None:
+    async with aimed() as aim:
+        running = running_by_the_loop(aim, LevelPlan(0, num_queues=2, duration_s=10, grace_s=60))
+        await sent(aim, 6)
+        advance(10)
+        num_started = aim.observer.seen.count("started")
+        level = await running.task
+    assert level.deadline_s == level.started_s + 10
+    assert [record.error for record in running.records] == [None] * num_started
 
 
-async def test_requests_that_outlive_the_grace_period_are_cancelled() -> None:
-    plan = LevelPlan(0, num_queues=2, duration_s=0.1, grace_s=0.05)
-    _, records = await run(plan, SILENT)
-    assert [record.error for record in records] == [ErrorKind.CANCELLED] * 2
+async def test_requests_that_outlive_the_grace_period_are_cancelled(advance: Clock) -> None:
+    async with aimed(SILENT) as aim:
+        running = running_by_the_loop(aim, LevelPlan(0, num_queues=2, duration_s=10, grace_s=5))
+        await sent(aim, 2)
+        for seconds in (10, 4):
+            advance(seconds)
+            await settle()
+            assert not running.task.done()
+        advance(1)
+        await running.task
+    assert [record.error for record in running.records] == [ErrorKind.CANCELLED] * 2
 
 
 async def test_a_ramp_starts_the_queues_one_after_another() -> None:
@@ -135,12 +161,14 @@ async def test_a_limit_on_requests_in_flight_holds_and_the_wait_counts_as_delay(
     assert max(record.sent_s - record.scheduled_s for record in records) > 0.04
 
 
-async def test_requests_that_were_due_but_never_sent_are_counted() -> None:
-    plan = LevelPlan(
-        0, rate_per_s=100, is_poisson=False, duration_s=0.2, max_inflight=1, grace_s=0.0
-    )
-    level, records = await run(plan, SILENT)
-    assert len(records) == 1
+async def test_requests_that_were_due_but_never_sent_are_counted(advance: Clock) -> None:
+    plan = LevelPlan(0, rate_per_s=1, is_poisson=False, duration_s=20, max_inflight=1, grace_s=0.0)
+    async with aimed(SILENT) as aim:
+        running = running_by_the_loop(aim, plan)
+        await sent(aim, 1)
+        advance(20)
+        level = await running.task
+    assert len(running.records) == 1
     assert level.num_unsent == 19
 
 
@@ -153,11 +181,15 @@ async def test_a_limit_on_requests_in_flight_holds_in_a_closed_loop() -> None:
     assert all(after.sent_s >= before.ended_s for before, after in pairs)
 
 
-async def test_a_first_signal_lets_requests_in_flight_finish() -> None:
+async def test_a_first_signal_lets_requests_in_flight_finish(advance: Clock) -> None:
     async with aimed(Behaviour(first_token_ms=50, num_events=2)) as aim:
-        running = Running(aim, LevelPlan(0, num_queues=3, num_loops=1000, grace_s=60))
-        await until(lambda: len(aim.server.bodies) == 3)
+        running = Running(aim, LevelPlan(0, num_queues=3, num_loops=1000, grace_s=1e6))
+        await sent(aim, 3)
         running.stop.request(signal.SIGTERM)
+        await settle()
+        while not running.task.done():  # the mock looks at another clock again and again
+            advance(1)
+            await asyncio.sleep(0)
         level = await running.task
     assert [record.error for record in running.records] == [None] * 3
     assert level.was_stopped
