@@ -23,10 +23,16 @@ def test_a_marked_asynchronous_test_that_waits_forever_fails(
             """
             import asyncio
             import pytest
+            from tests.stopped_clock import stop_clock
 
             @pytest.mark.in_time
             async def test_waits():
                 await asyncio.wait_for(asyncio.Event().wait(), 20)
+
+            @pytest.mark.in_time
+            async def test_waits_while_the_clock_stands(monkeypatch):
+                stop_clock(monkeypatch)
+                await asyncio.Event().wait()
 
             @pytest.mark.in_time
             async def test_ends():
@@ -38,5 +44,5 @@ def test_a_marked_asynchronous_test_that_waits_forever_fails(
         )
     )
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n0")
-    result.assert_outcomes(passed=2, failed=1)
+    result.assert_outcomes(passed=2, failed=2)
     result.stdout.fnmatch_lines(["*in limited*", "E *TimeoutError"])
