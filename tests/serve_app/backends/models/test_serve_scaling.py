@@ -23,6 +23,8 @@ from tests.deadline import DEADLINE_S
 from tests.failing import failing
 from tests.stopped_clock import Clock
 
+pytestmark = pytest.mark.usefixtures("advance")
+
 PINNED = OperatorWish(is_pinned=True)
 
 

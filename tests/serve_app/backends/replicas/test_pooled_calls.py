@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 REQUEST = PoolingRequest("r", ("hi",))
 TEXTS = (PooledText(as_row((0.25, 0.75)), 3),)
 
-pytestmark = pytest.mark.in_time
+pytestmark = [pytest.mark.in_time, pytest.mark.usefixtures("advance")]
 
 
 class Replica:

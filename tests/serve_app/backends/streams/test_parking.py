@@ -165,11 +165,11 @@ async def read(stream: GenerationStream) -> list[int]:
 
 
 def parking(
-    fates: Sequence[Fate], lot: ParkingLot | None = None
+    fates: Sequence[Fate], lot: ParkingLot | None = None, first_backoff_s: float = 0.05
 ) -> tuple[Replicas, Failover, list[str]]:
     """Return a model whose attempts meet these fates, and the notices that its client gets."""
     replicas = Replicas(fates=fates)
-    limits = FailoverLimits(timeout_s=5, notice_interval_s=2)
+    limits = FailoverLimits(timeout_s=5, notice_interval_s=2, first_backoff_s=first_backoff_s)
     notices: list[str] = []
     record = RequestRecord("r", "POST", lambda: 0.0, 0.0)
     record.on_notice = notices.append
@@ -177,6 +177,7 @@ def parking(
     return replicas, Failover(replicas, limits, lot=lot_of() if lot is None else lot), notices
 
 
+@pytest.mark.usefixtures("advance")
 async def test_a_parked_stream_goes_on_where_it_was_and_is_no_move() -> None:
     fates = [Fate(2, PARKED), Fate(0, PARKED), Fate(2, PARKED)]
     lot = lot_of()
@@ -191,12 +192,14 @@ async def test_a_parked_stream_goes_on_where_it_was_and_is_no_move() -> None:
     assert len(lot) == 0
 
 
+@pytest.mark.usefixtures("advance")
 async def test_more_parkings_than_moves_are_allowed_do_no_harm() -> None:
     _, model, _ = parking([Fate(0, PARKED)] * 30)
     assert len(await read(await model.send(REQUEST))) == 6
 
 
 @pytest.mark.parametrize("is_taken", [True, False], ids=["taken", "before it was taken"])
+@pytest.mark.usefixtures("advance")
 async def test_replicas_lost_while_the_stream_is_offered_are_no_moves(is_taken: bool) -> None:
     gone = ReplicaUnavailableError("gone")
     stopped = GenerationAbortedError("stopped")
@@ -212,6 +215,7 @@ async def test_replicas_lost_while_the_stream_is_offered_are_no_moves(is_taken: 
     assert len(lot) == 0
 
 
+@pytest.mark.usefixtures("advance")
 async def test_deaths_of_replicas_to_which_it_is_offered_make_it_a_suspect_which_moves() -> None:
     gone = ReplicaUnavailableError("gone")
     lot = lot_of()
@@ -278,11 +282,12 @@ async def test_one_that_is_given_back_after_others_were_let_go_on_waits_for_them
 
 
 @pytest.mark.parametrize("max_parked", [8, 0], ids=["held", "beyond a full lot"])
+@pytest.mark.usefixtures("advance")
 async def test_a_parked_stream_that_replicas_of_another_version_refuse_looks_for_its_own(
     max_parked: int,
 ) -> None:
     fates = [Fate(2, PARKED), Fate(opening_error=OTHER), Fate(opening_error=OTHER), Fate(2, PARKED)]
-    replicas, model, notices = parking(fates, lot_of(max_parked))
+    replicas, model, notices = parking(fates, lot_of(max_parked), first_backoff_s=0)
     stream = await model.send(REQUEST)
     assert len(await read(stream)) == 6
     assert [len(each.generated_token_ids) for each in replicas.requests] == [0, 2, 2, 2, 4]
@@ -303,6 +308,7 @@ async def test_a_parked_stream_ends_if_only_another_version_runs_for_too_long(
         await reading
 
 
+@pytest.mark.usefixtures("advance")
 async def test_one_that_is_refused_for_its_version_lets_the_others_go_on() -> None:
     lot = lot_of()
     old_is_back = asyncio.Event()
@@ -316,6 +322,7 @@ async def test_one_that_is_refused_for_its_version_lets_the_others_go_on() -> No
     assert len(await reading) == 6
 
 
+@pytest.mark.usefixtures("advance")
 async def test_a_suspect_lets_the_others_go_on() -> None:
     lot = lot_of()
     may_run = asyncio.Event()
@@ -330,6 +337,7 @@ async def test_a_suspect_lets_the_others_go_on() -> None:
     assert len(await reading) == 6
 
 
+@pytest.mark.usefixtures("advance")
 async def test_deaths_before_much_was_gained_where_it_was_parked_are_not_in_a_row() -> None:
     fates = [Fate(1), Fate(PROBATION_TOKENS_AGAIN, PARKED), Fate(0)]
     replicas, model, _ = parking(fates)
@@ -338,6 +346,7 @@ async def test_deaths_before_much_was_gained_where_it_was_parked_are_not_in_a_ro
     assert replicas.requests[3].num_deaths == 0
 
 
+@pytest.mark.usefixtures("advance")
 async def test_a_stream_beyond_a_full_lot_goes_back_as_one_that_is_not_parked_again() -> None:
     replicas, model, _ = parking([Fate(2, PARKED)], lot_of(max_parked=0))
     assert len(await read(await model.send(REQUEST))) == 6
