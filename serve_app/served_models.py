@@ -24,7 +24,7 @@ from serve_app.backends.models.cluster_state import (
     watch_draining_nodes,
 )
 from serve_app.backends.models.cold_start import ColdStart
-from serve_app.backends.models.model_files import describe_files
+from serve_app.backends.models.model_files import FileDescriptions
 from serve_app.backends.models.serving_states import (
     AskStates,
     DeploymentState,
@@ -183,7 +183,7 @@ class HandleModels(ModelBackends):
             {spec.id: running[spec.id] for spec in specs},
             departures,
             {id_: each.shares for id_, each in backends.items()},
-            partial(describe_files, {spec.id: spec for spec in specs}),
+            FileDescriptions({spec.id: spec for spec in specs}).of,
             handles=tuple(backends.values()),
             running=running,
             ask_states=partial(

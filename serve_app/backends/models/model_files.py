@@ -3,6 +3,7 @@
 Tasks of Ray read them: the ingress imports no model, and each node may have folders of its own.
 """
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final, Protocol
@@ -30,29 +31,49 @@ LOADERS: Final = {
 NODES_TIMEOUT_S: Final = 60.0
 """How long the other nodes have to read a configuration; with their imports it takes seconds."""
 
+MAX_WAIT_S: Final = 10.0
+"""How long a description waits for those before it, of which one may download from a hub."""
 
-async def describe_files(
-    specs: Mapping[str, ModelSpec], model_id: str
-) -> ModelDescription | PoolerDescription:
-    """Describe a model by its files.
 
-    Args:
-        specs: The models, by id.
-        model_id: One of them.
+class FileDescriptions:
+    """Describes models by their files, one after the other.
 
-    Raises:
-        ReplicaUnavailableError: The files can't be read.
+    Ray gives a task the process of the task before, which has imported what takes seconds. Tasks at
+    the same time would each have a process of their own.
     """
-    module = GENERATOR if specs[model_id].entry.task == "generate" else POOLER
-    try:
-        described: ModelDescription | PoolerDescription = await _describe.remote(
-            module, specs[model_id]
-        )
-    except Exception as error:
-        raise ReplicaUnavailableError(
-            f"The files of the model {model_id!r} can't be read."
-        ) from error
-    return described
+
+    def __init__(self, specs: Mapping[str, ModelSpec]) -> None:
+        """Take the models, by id; nothing is read yet."""
+        self._specs = specs
+        self._describing = asyncio.Lock()
+
+    async def of(self, model_id: str) -> ModelDescription | PoolerDescription:
+        """Describe a model.
+
+        Raises:
+            ReplicaUnavailableError: The files can't be read.
+        """
+        spec = self._specs[model_id]
+        module = GENERATOR if spec.entry.task == "generate" else POOLER
+        is_alone = await self._others_end()
+        try:
+            described: ModelDescription | PoolerDescription = await _describe.remote(module, spec)
+        except Exception as error:
+            raise ReplicaUnavailableError(
+                f"The files of the model {model_id!r} can't be read."
+            ) from error
+        finally:
+            if is_alone:
+                self._describing.release()
+        return described
+
+    async def _others_end(self) -> bool:
+        """Wait until no other model is described; return False if that takes long."""
+        try:
+            async with asyncio.timeout(MAX_WAIT_S):
+                return await self._describing.acquire()
+        except TimeoutError:
+            return False
 
 
 @ray.remote(num_cpus=0)
