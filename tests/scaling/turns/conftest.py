@@ -89,14 +89,23 @@ def server(
 
 
 @pytest.fixture(scope="package")
-def expected(changing_server: ChangingServer, server: Server) -> list[Answer]:
+def undisturbed() -> list[Answer]:
+    """Return the list that the first server fills: the first model is the same one at both."""
+    return []
+
+
+@pytest.fixture(scope="package")
+def expected(
+    changing_server: ChangingServer, server: Server, undisturbed: list[Answer]
+) -> list[Answer]:
     """Return the answers of an undisturbed run, in the order of `BODIES`."""
 
     async def read_all() -> list[Answer]:
         async with client_of(server) as client:
             return list(await asyncio.gather(*(read(client, body) for body in BODIES)))
 
-    return asyncio.run(read_all())
+    undisturbed += [] if undisturbed else asyncio.run(read_all())
+    return undisturbed
 
 
 @pytest.fixture

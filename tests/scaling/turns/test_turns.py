@@ -155,15 +155,16 @@ def was_told_to_wait(answer: Answer, model: str) -> bool:
 
 
 @pytest.mark.parametrize("server", ["ends"], indirect=True)
-async def test_a_model_gets_its_turn_and_streams_of_the_other_go_on_whatever_is_deployed_meanwhile(
+async def test_models_run_at_once_where_they_fit_and_make_room_for_a_large_one_whatever_is_deployed(
     turns: Turns, server: Server
 ) -> None:
     assert len(Ingresses(server).processes()) == 2, "streams are parked at both"
-    async with turns.swap_to(SECOND) as swap:
+    async with turns.swap_to(SECOND, beside=SMALL) as swap:
+        assert len(turns.processes(f"{REPLICA}{SMALL}")) == 1
         await reached(lambda: swap.has_parked)
-        await turns.deployed.apply()
+        await turns.deployed.apply()  # the same file changes nothing
         second = await swap.asking
-        assert second.is_whole
+        assert second.is_whole, "it was loaded, with the whole device"
         assert was_told_to_wait(second, SECOND)
     assert not any(each.answer.lost_at for each in swap.streams), "nothing was lost"
 
@@ -227,16 +228,6 @@ async def test_a_model_that_can_not_be_loaded_gives_the_turn_back_to_one_that_wa
         assert was_told_to_wait(failed, DAMAGED)
         assert failed.error is not None
         assert DAMAGED in failed.error["message"]
-
-
-@pytest.mark.parametrize("server", ["ends"], indirect=True)
-async def test_models_that_fit_together_run_at_once_and_both_make_room_for_a_large_one(
-    turns: Turns,
-) -> None:
-    async with turns.swap_to(SECOND, beside=SMALL) as swap:
-        assert len(turns.processes(f"{REPLICA}{SMALL}")) == 1
-        assert (await swap.asking).is_whole, "it was loaded, with the whole device"
-    assert not any(each.answer.lost_at for each in swap.streams), "nothing was lost"
 
 
 @pytest.mark.parametrize("server", ["light"], indirect=True)
