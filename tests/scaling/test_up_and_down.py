@@ -1,6 +1,8 @@
 """Replicas come and go with the load, and no request is lost on the way.
 
 `tests/deployments/test_autoscaling.py` has short twins of the soaks, with a simulated server.
+No other module with the same file comes later: it would wait for the replicas that the last test
+here has let start.
 """
 
 import asyncio

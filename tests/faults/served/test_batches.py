@@ -14,6 +14,7 @@ import yaml
 from benchmarks.free_port import free_port
 from serve_app.commands.run.supervise import STOP_S
 from tests.changing_server import ChangingServer
+from tests.engines import shallow
 from tests.faults.batch_client import BatchClient
 from tests.faults.served.batch_faults import BatchFaults
 from tests.faults.served.batch_load import BATCH, NUM_BAD, BatchLoad, Outcome, check
@@ -127,13 +128,15 @@ def shipped_server(tmp_path: Path) -> Iterator[Restarted]:
 
 @pytest.fixture(scope="module")
 def server(changing_server: ChangingServer, folder: Path) -> Iterator[Server]:
-    """Serve all shipped models and a folder for jobs; what was served before comes back in the end.
+    """Serve all shipped models, the chat model with two layers, and a folder for jobs.
 
     No module of the package comes earlier, so the suite's server starts with this file.
     """
     document = config()
     args = document["applications"][0]["args"]
     args["jobs"] = {"folder": str(folder / "jobs"), "max_running_lines": 2}
+    (chat,) = args["models"]
+    chat["source"] = str(shallow(ROOT / chat["source"], folder))
     for model in shipped()["applications"][0]["args"]["models"]:
         if model["id"] != "pydoc-chat":
             args["models"].append({**model, "num_cpus": 0.1})
