@@ -14,6 +14,7 @@ import psutil
 import yaml
 
 from benchmarks.free_port import free_port
+from serve_app.commands.run.supervise import STOP_S
 from serve_app.commands.server_environment import HAPROXY_BINARY
 from serve_app.shipped_files import parse_env
 
@@ -124,10 +125,13 @@ class Server:
         return found
 
     def interrupt(self) -> float:
-        """Interrupt the server like Ctrl-C; return the seconds it took to end."""
+        """Interrupt the server like Ctrl-C; return the seconds it took to end.
+
+        The supervisor kills what has not ended in `STOP_S`; the server has failed then.
+        """
         self.watch()
         os.killpg(self.process.pid, signal.SIGINT)
-        return wait_until(lambda: self.process.poll() is not None, STOP_DEADLINE_S)
+        return wait_until(lambda: self.process.poll() is not None, 2 * STOP_S)
 
     def survivors(self) -> list[str]:
         """Return the processes that the server has left behind, except zombies."""

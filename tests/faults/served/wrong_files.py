@@ -54,6 +54,7 @@ class WrongFiles:
     nonsense: Told  # after the `user_config`
     missing: Told  # after the missing folder
     silent_s: float  # how long after both replicas were killed `/ready` said so
+    unready: Any  # what it said then, as JSON
     restored_s: float  # how long after that it said that the models are ready
     damaged: Told  # after the damaged weights
     typo: Told  # after the mistyped key
@@ -92,8 +93,8 @@ async def wrong_files(changing_server: ChangingServer, folder: Path) -> WrongFil
         answer = await stream.read_to_end()
         for process in missing.replicas:
             kill(process)
-        silent_s = await _until(client, "/ready", lambda status, _: status == 503)
-        restored_s = await _until(client, "/ready", lambda status, _: status == 200)
+        silent_s, unready = await _until(client, "/ready", lambda status, _: status == 503)
+        restored_s, _ = await _until(client, "/ready", lambda status, _: status == 200)
 
         deployed.models[0]["source"] = source
         deployed.section(MODEL_SECTION)["user_config"]["max_batch_size"] = 8
@@ -112,6 +113,7 @@ async def wrong_files(changing_server: ChangingServer, folder: Path) -> WrongFil
         nonsense=nonsense,
         missing=missing,
         silent_s=silent_s,
+        unready=unready,
         restored_s=restored_s,
         damaged=damaged,
         typo=typo,
@@ -155,14 +157,14 @@ def _says_that_a_model_has_failed(status: int, body: dict[str, Any]) -> bool:
 
 async def _until(
     client: httpx.AsyncClient, path: str, condition: Callable[[int, dict[str, Any]], bool]
-) -> float:
-    """Ask until the status code and the body of an answer are right; return the seconds."""
+) -> tuple[float, Any]:
+    """Ask until an answer's status code and body are right; return the seconds, and the body."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     async with asyncio.timeout(DEADLINE_S):
         while not condition((answer := await client.get(path)).status_code, answer.json()):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
-    return loop.time() - began_s
+    return loop.time() - began_s, answer.json()
 
 
 async def _told(client: httpx.AsyncClient, replicas: Replicas) -> Told:

@@ -76,6 +76,7 @@ async def test_health_tells_which_engine_is_unhealthy() -> None:
     }
 
 
+@pytest.mark.usefixtures("advance")
 async def test_concurrent_health_checks_exercise_an_engine_once() -> None:
     backend = FakeBackend()
     backend.pinged = asyncio.Event()

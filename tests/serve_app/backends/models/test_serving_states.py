@@ -3,17 +3,19 @@ import asyncio
 import pytest
 from pydantic import ValidationError
 
-from serve_app.backends.models import serving_states
 from serve_app.backends.models.serving_states import (
     DEPLOY_FAILED,
     MEMORY_S,
+    PATIENCE_S,
     DeploymentState,
     ServingState,
     ServingStates,
     reason_in,
 )
 from serve_app.config import AppConfig
-from tests.stopped_clock import settle
+from tests.stopped_clock import Clock, settle
+
+pytestmark = pytest.mark.usefixtures("advance")
 
 RUNNING, DOWN = ServingState.RUNNING, ServingState.DOWN
 
@@ -83,16 +85,19 @@ async def test_concurrent_questions_share_one_answer(controller: Controller) -> 
 
 @pytest.mark.parametrize("state", [RUNNING, DOWN])
 async def test_the_last_answer_stands_while_the_controller_is_silent(
-    controller: Controller, monkeypatch: pytest.MonkeyPatch, state: ServingState
+    controller: Controller, advance: Clock, state: ServingState
 ) -> None:
-    monkeypatch.setattr(serving_states, "PATIENCE_S", 0.01)
     controller.state = state
     assert await controller.told() is state
     controller.state = DOWN if state is RUNNING else RUNNING
     controller.may_answer.clear()
     for _ in range(3):
         controller.now_s += MEMORY_S
-        assert await controller.told() is state
+        asking = asyncio.ensure_future(controller.told())
+        await settle()
+        assert not asking.done()
+        advance(PATIENCE_S)
+        assert await asking is state
     assert controller.num_asked == 2  # one question waits; there is no second one beside it
     controller.may_answer.set()
 

@@ -142,6 +142,7 @@ async def test_a_replica_that_is_silent_for_too_long_is_lost_and_told_so(
     channels: TokenChannels, replica: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "LATE_S", 0.0)
+    monkeypatch.setattr(module, "TICK_S", 1000)  # only the test ticks
     box = await opened(channels, replica)
     (opening,) = channels._channels.values()
     channel = opening.result()

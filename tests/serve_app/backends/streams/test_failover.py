@@ -46,7 +46,8 @@ from tests.stopped_clock import Clock, settle
 GROUP = RequestGroup("g", 3, is_first=True)
 REQUEST = GenerationRequest("r", "hi", SamplingParams(max_tokens=6), group=GROUP)
 TEXTS = PoolingRequest("r", ("hi",))
-FAST = FailoverLimits(timeout_s=30, first_backoff_s=0, max_backoff_s=0)
+# No pause of the machine is as long as this patience.
+FAST = FailoverLimits(timeout_s=30, first_backoff_s=0, max_backoff_s=0, first_patience_s=10)
 IMPATIENT = replace(FAST, timeout_s=0.02, first_backoff_s=0.001, max_backoff_s=0.001)
 UNDISTURBED = TextDelta(
     tuple(range(100, 106)), "<0><1><2><3><4><5>", FinishReason.LENGTH, num_cached_tokens=3

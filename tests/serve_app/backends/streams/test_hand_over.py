@@ -27,7 +27,8 @@ from tests.serve_app.read_stream import read_to_end
 from tests.stopped_clock import settle
 
 REQUEST = GenerationRequest("r", "hi", SamplingParams(max_tokens=6))
-LIMITS = FailoverLimits(timeout_s=30, first_backoff_s=0, max_backoff_s=0)
+# No pause of the machine is as long as this patience.
+LIMITS = FailoverLimits(timeout_s=30, first_backoff_s=0, max_backoff_s=0, first_patience_s=10)
 TOKEN_IDS = tuple(range(100, 106))
 STANDS = Fate(stands_before=2)
 
