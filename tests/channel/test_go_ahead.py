@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from deployments.channel import go_ahead as module
 from deployments.channel.go_ahead import GoAheads
 from tests.deadline import in_time
-from tests.stopped_clock import settle
+from tests.stopped_clock import Clock, settle
 
 
 @in_time
@@ -29,9 +29,21 @@ async def test_a_suspect_begins_when_it_gets_its_go_ahead() -> None:
 async def test_a_go_ahead_that_does_not_come_is_waited_for_only_so_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(module, "TICK_S", 0.0)
     with GoAheads().expect() as mine:
         assert not await mine.is_given()
+
+
+@in_time
+async def test_a_replica_that_hangs_while_it_waits_does_not_give_up(advance: Clock) -> None:
+    go_aheads = GoAheads()
+    with go_aheads.expect() as mine:
+        waiting = asyncio.ensure_future(mine.is_given())
+        await settle()
+        advance(3600)
+        await settle()
+        go_aheads.give(mine.number)
+        assert await waiting
 
 
 @given(st.lists(st.integers(-3, 12), max_size=30), st.integers(0, 8))

@@ -526,7 +526,7 @@ async def test_a_suspect_that_waits_for_its_turn_is_not_started(
 async def test_a_suspect_without_its_go_ahead_does_not_begin_and_gives_up_its_turn(
     generator: GeneratorReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(go_ahead, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(go_ahead, "TICK_S", 0.0)
     encoded: list[object] = []
     monkeypatch.setattr(generator, "_encode", encoded.append)
     suspect = GenerationRequest("s", "go", GREEDY, is_resumed=True, num_deaths=1)

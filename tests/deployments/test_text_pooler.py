@@ -510,7 +510,7 @@ async def test_a_suspect_that_is_refused_is_told_so(classifier: TextPooler) -> N
 async def test_a_suspect_without_its_go_ahead_is_not_classified(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(go_ahead, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(go_ahead, "TICK_S", 0.0)
     suspect = PoolingRequest("s", ("bad",), num_deaths=1)
     for _ in range(2):
         found = [event async for (event,) in gate.classifier.pool_suspect(suspect)]

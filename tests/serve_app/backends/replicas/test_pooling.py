@@ -236,7 +236,7 @@ async def test_a_suspect_that_is_lost_after_its_go_ahead_has_begun() -> None:
 async def test_a_suspect_without_its_go_ahead_has_not_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(go_ahead, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(go_ahead, "TICK_S", 0.0)
     async with suspects(ActorDiedError()) as (model, replica):
         with pytest.raises(ReplicaUnavailableError) as caught:
             await model.send(SUSPECT)

@@ -311,7 +311,7 @@ async def test_a_suspect_whose_replica_cannot_be_reached_has_not_begun(replica: 
 async def test_a_suspect_whose_replica_did_not_hear_its_go_ahead_in_time_has_not_begun(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(go_ahead, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(go_ahead, "TICK_S", 0.0)
     replica.is_suspicious = True
     with pytest.raises(ReplicaUnavailableError) as caught:
         await replica.backend.send(REQUEST)
