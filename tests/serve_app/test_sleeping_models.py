@@ -214,6 +214,7 @@ async def test_probes_of_a_model_without_a_replica_ask_none(
     assert client.sleeper.num_calls == client.sleeper.num_pings == 0
 
 
+@pytest.mark.usefixtures("advance")
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_requests_to_a_model_that_has_failed_are_refused_with_the_reason(
     client: Caller, is_streamed: bool

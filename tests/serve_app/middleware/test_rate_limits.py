@@ -18,6 +18,8 @@ from tests.serve_app.fake_pooler import FakeClassifier
 from tests.serve_app.fakes import HELLO, FakeBackend, Step
 from tests.serve_app.keys.test_ledger import HandClock
 
+pytestmark = [pytest.mark.in_time, pytest.mark.usefixtures("advance")]
+
 HELLO_TOKENS = 7 + 5
 
 

@@ -23,7 +23,7 @@ from tests.deadline import DEADLINE_S
 from tests.failing import failing
 from tests.stopped_clock import Clock
 
-pytestmark = pytest.mark.usefixtures("advance")
+pytestmark = [pytest.mark.in_time, pytest.mark.usefixtures("advance")]
 
 PINNED = OperatorWish(is_pinned=True)
 
@@ -144,7 +144,6 @@ async def test_the_actions_undo_no_simultaneous_one_but_an_end_by_a_pin(
     assert wish() == OperatorWish()
 
 
-@pytest.mark.in_time
 @pytest.mark.parametrize("action", ["pin", "unpin", "keep"])
 async def test_a_store_that_is_silent_may_have_changed_something(
     monkeypatch: pytest.MonkeyPatch, advance: Clock, action: str

@@ -15,7 +15,7 @@ from serve_app.backends.models.serving_states import (
 from serve_app.config import AppConfig
 from tests.stopped_clock import Clock, settle
 
-pytestmark = pytest.mark.usefixtures("advance")
+pytestmark = [pytest.mark.in_time, pytest.mark.usefixtures("advance")]
 
 RUNNING, DOWN = ServingState.RUNNING, ServingState.DOWN
 

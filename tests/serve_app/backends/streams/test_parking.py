@@ -33,6 +33,8 @@ from serve_app.http.stream_notices import Notice
 from tests.serve_app.backends.fake_replicas import Fate, Replicas
 from tests.stopped_clock import Clock, settle
 
+pytestmark = pytest.mark.in_time
+
 PARKED = ParkedError("parked")
 OTHER = ModelChangedError("another version")
 REQUEST = GenerationRequest("r", "hi", SamplingParams(max_tokens=6))
