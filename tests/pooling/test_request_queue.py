@@ -76,7 +76,7 @@ def test_a_request_that_leaves_makes_room(stack: ExitStack) -> None:
 
 
 def test_tokens_are_bounded_exactly(stack: ExitStack) -> None:
-    queue = RequestQueue(QueueLimits(100, 10))
+    queue = RequestQueue(QueueLimits(100, 10), HandClock())
     put(queue, stack, 8)
     queue.take_all()
     put(queue, stack, 3, 3)
