@@ -47,7 +47,7 @@ class UnnamedFile:
         """Take room on the disk.
 
         Args:
-            num_bytes: As many as are written.
+            num_bytes: As many as are written; may be 0.
 
         Raises:
             OSError: The disk has no room, or the folder is in memory.
@@ -63,8 +63,9 @@ class UnnamedFile:
         self._file = TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - it stays open
         self.close = finalize(self, self._file.close)
         try:
-            # A disk that is too small says so before anything is written.
-            os.posix_fallocate(self.fileno(), 0, num_bytes)
+            if num_bytes:  # the system refuses to take room for nothing
+                # A disk that is too small says so before anything is written.
+                os.posix_fallocate(self.fileno(), 0, num_bytes)
         except BaseException:
             self.close()
             raise

@@ -65,6 +65,19 @@ def test_weights_that_were_given_back_are_filled_again_in_place(
     assert not any(each.is_file() for each in folder.iterdir())  # the file has no name
 
 
+def test_a_model_whose_weights_are_all_too_small_to_give_back_sleeps_too() -> None:
+    held = torch.nn.Linear(8, 8)
+    rows = torch.ones(3, 8)
+    expected, weights = held(rows), StoredWeights(held)
+    assert not weight_memory(held)
+    for _ in range(2):
+        weights.give_back()
+        assert weights.is_given_back
+        weights.fill()
+        assert not weights.is_given_back
+        assert torch.equal(held(rows), expected)
+
+
 def test_a_table_that_is_looked_up_in_the_packed_layer_is_there_once() -> None:
     tied = model(vocab_size=MIN_TABLE_BYTES // 1024, tie_word_embeddings=True)
     where = weight_memory(tied)
