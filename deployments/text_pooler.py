@@ -11,7 +11,7 @@ from deployments.contract.model_spec import NO_POOLER_SLEEP_ON_GPU, number
 from deployments.replica.uncollected_imports import uncollected_imports
 
 with uncollected_imports():
-    from deployments.compute.device_errors import is_fatal, is_out_of_memory
+    from deployments.compute.device_errors import is_of_device
     from deployments.compute.work_watch import max_work_s
     from deployments.contract.pooling import PoolingRequest, TextPair
     from deployments.contract.telemetry.start_progress import StartProgress
@@ -231,7 +231,7 @@ def _try(
     try:
         rows = pooler(sequences, type_ids)
     except Exception as error:
-        if is_fatal(error) or is_out_of_memory(error):
+        if is_of_device(error):
             raise
         reason = f"{type(error).__name__}: {error}"
         raise UnsupportedModelError(f"{source!r} fails on {what}: {reason}") from error

@@ -46,9 +46,21 @@ def is_fatal(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and uses_cuda and not _still_answers()
 
 
+def is_of_device(error: BaseException) -> bool:
+    """Return whether an error is the device's own: it is lost, or its memory ran out.
+
+    Such an error says nothing about what was tried, so it is no reason to do without it.
+    """
+    return is_out_of_memory(error) or is_fatal(error)
+
+
 def _still_answers() -> bool:
     try:
         torch.cuda.synchronize()
+        # The current GPU may answer though another one that the process uses is lost.
+        for index in range(torch.cuda.device_count()):
+            if torch.cuda.memory_reserved(index):
+                torch.cuda.synchronize(index)
     except RuntimeError:
         return False
     return True

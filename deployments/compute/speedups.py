@@ -7,6 +7,8 @@ called.
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -23,8 +25,9 @@ from deployments.compute.cpu.linear.prepack import (
 from deployments.compute.cpu.linear.prepacked_linear import can_prepack
 from deployments.compute.cpu.linear.quantization import check_quantization, quantize_model
 from deployments.compute.cpu.linear.stored_weights import StoredWeights
-from deployments.compute.device_errors import is_fatal, is_out_of_memory
+from deployments.compute.device_errors import is_of_device
 from deployments.compute.fusion.fuse import fuse
+from deployments.compute.fusion.fused_operators import FusedOperators
 from deployments.compute.gpu.device_memory import DeviceMemory, DeviceWeights
 from deployments.plan.processor import features, has_bfloat16
 
@@ -48,11 +51,14 @@ __all__ = (
     "open_weights",
     "pack_weights",
     "releasing_gil",
+    "unless_triton_fails",
     "use_kernels",
 )
 
 
 logger = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
 
 FUSED_ON_GPU = (torch.bfloat16, torch.float32)
 """The types whose roundings the GPU's fused operators reproduce."""
@@ -90,28 +96,56 @@ def fuse_on_gpu(
         graph: Traced by `trace_graph`, on a GPU.
         dtype: The model's.
         device: The model's.
+
+    Raises:
+        RuntimeError: The device is lost, or its memory ran out.
     """
     if dtype not in FUSED_ON_GPU:
         # Before Triton compiles anything.
         logger.info("operators are not fused: %s has no fused ones", dtype)
         return None
-    try:
+
+    def find() -> FusedOperators | None:
         from deployments.compute.gpu.ops import OPERATORS, find_difference
-        from deployments.compute.gpu.row_products import use_row_products
 
         difference = find_difference(dtype, device)
-    except Exception as error:  # Triton may be missing, or lack a C compiler
-        if is_fatal(error) or is_out_of_memory(error):
-            raise
-        logger.warning("operators are not fused: %s: %s", type(error).__name__, error)
-        return None
-    if difference is not None:
+        if difference is None:
+            return OPERATORS
         logger.warning("operators are not fused: those of %s round elsewhere", difference)
         return None
-    fused = fuse(graph, OPERATORS)
+
+    operators = unless_triton_fails(find, "operators are not fused")
+    fused = None if operators is None else fuse(graph, operators)
     if fused is not None:
-        use_row_products(fused)
+        unless_triton_fails(partial(_use_row_products, fused), "products of few rows are torch's")
     return fused
+
+
+def _use_row_products(graph: torch.fx.GraphModule) -> None:
+    from deployments.compute.gpu.row_products import use_row_products
+
+    use_row_products(graph)
+
+
+def unless_triton_fails(find: Callable[[], Found], otherwise: str) -> Found | None:
+    """Return what is found; None, and the reason in the log, if Triton fails.
+
+    Triton may be missing, lack a C compiler, or be unable to run a kernel on this GPU.
+
+    Args:
+        find: Imports what needs Triton, and tries it.
+        otherwise: What is done without it, in words.
+
+    Raises:
+        RuntimeError: The device is lost, or its memory ran out: it would be done without for good.
+    """
+    try:
+        return find()
+    except Exception as error:  # Triton's own errors have no common class
+        if is_of_device(error):
+            raise
+        logger.warning("%s: %s: %s", otherwise, type(error).__name__, error)
+        return None
 
 
 Store = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -119,25 +153,26 @@ Store = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.
 
 
 def find_store(device: torch.device) -> Store | None:
-    """Return what stores keys and values on a GPU in one launch; None if torch has to."""
+    """Return what stores keys and values on a GPU in one launch; None if torch has to.
+
+    Raises:
+        RuntimeError: The device is lost, or its memory ran out.
+    """
     if device.type != "cuda":
         return None
-    try:
+
+    def find() -> Store | None:
         from deployments.compute.gpu.ops import store
 
         rows = torch.arange(12, device=device).view(3, 2, 2).float()
         keys, values = torch.zeros_like(rows), torch.zeros_like(rows)
         store(keys, values, torch.tensor([2, 0], device=device), rows[:2], -rows[:2])
-        is_right = torch.equal(keys[[2, 0]], rows[:2]) and torch.equal(keys, -values)
-    except Exception as error:  # Triton may be missing, or lack a C compiler
-        if is_fatal(error) or is_out_of_memory(error):
-            raise
-        logger.warning("keys and values are stored apart: %s: %s", type(error).__name__, error)
-        return None
-    if not is_right:
+        if torch.equal(keys[[2, 0]], rows[:2]) and torch.equal(keys, -values):
+            return store
         logger.warning("keys and values are stored apart: they would differ")
         return None
-    return store
+
+    return unless_triton_fails(find, "keys and values are stored apart")
 
 
 AttendRows = Callable[

@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
-from deployments.compute.device_errors import is_fatal, is_out_of_memory
+from deployments.compute.device_errors import is_of_device
 from deployments.compute.host_to_device import send
 from deployments.pooling.embedder import Embedder
 from deployments.pooling.packed_attention import ATTENTION_NAME, PackedRow
@@ -216,7 +216,7 @@ def pack(model: TextModel, texts: Sequence[Sequence[int]]) -> bool:
         setattr(model, model.base_model_prefix, PackedBackbone(backbone))
         together = _hidden_and_rows(model, *pad(sequences, config.pad_token_id))
     except Exception as error:  # a model's own code may raise anything
-        if is_fatal(error) or is_out_of_memory(error):
+        if is_of_device(error):
             raise
         reason = f"{type(error).__name__}: {error}"
     else:
@@ -248,7 +248,7 @@ def is_right_padded(model: TextModel, texts: Sequence[Sequence[int]]) -> bool:
             alone = [_rows(model, *pad([torch.tensor(text)], pad_token_id)) for text in texts]
             together = _rows(model, *pad([torch.tensor(text) for text in texts], pad_token_id))
         except Exception as error:
-            if is_fatal(error) or is_out_of_memory(error):
+            if is_of_device(error):
                 raise
             reason = f"{type(error).__name__}: {error}"
         else:

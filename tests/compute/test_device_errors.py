@@ -1,7 +1,12 @@
 import pytest
 import torch
 
-from deployments.compute.device_errors import is_fatal, is_out_of_memory, release_cache
+from deployments.compute.device_errors import (
+    is_fatal,
+    is_of_device,
+    is_out_of_memory,
+    release_cache,
+)
 
 
 def test_the_cpu_allocators_own_error_is_out_of_memory() -> None:
@@ -24,6 +29,7 @@ def test_the_cpu_allocators_own_error_is_out_of_memory() -> None:
 )
 def test_errors_are_classified(error: Exception, is_short: bool, is_final: bool) -> None:
     assert (is_out_of_memory(error), is_fatal(error)) == (is_short, is_final)
+    assert is_of_device(error) == (is_short or is_final)
 
 
 def test_only_a_gpu_has_a_cache_to_release(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,3 +71,22 @@ def test_an_error_of_a_library_is_fatal_if_the_device_no_longer_answers(
     error = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx")
     assert is_fatal(error) == is_poisoned
     assert not is_fatal(ValueError("not a library's"))
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_an_error_is_fatal_if_another_gpu_of_the_process_no_longer_answers(
+    monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    asked = list[int]()
+
+    def synchronize(index: int = 0) -> None:
+        asked.append(index)
+        if index == lost:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 2**20 * (index == 1))
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    assert is_fatal(RuntimeError("Triton Error [CUDA]: an illegal memory access")) == (lost < 2)
+    assert 2 not in asked  # that would make a context there

@@ -248,3 +248,20 @@ def test_a_capture_that_fails_at_the_wake_leaves_plain_steps(
         engine.wake()  # it is not tried again
     assert not caplog.records
     assert answers(engine, 2) == expected
+
+
+def test_captures_that_had_no_memory_at_one_wake_are_made_at_the_next(card: FakeCard) -> None:
+    engine = open_engine()
+    expected, num_captured = answers(engine), engine.num_captured
+    assert engine.sleep()
+    card.capturer.error = torch.OutOfMemoryError("another process still holds it")
+    engine.wake()
+    assert engine.num_captured == 0
+    num_warm_ups = card.capturer.num_warm_ups
+    assert answers(engine, 1) == expected
+    assert card.capturer.num_warm_ups == num_warm_ups  # no step pays for another attempt
+    assert engine.sleep()
+    card.capturer.error = None
+    engine.wake()
+    assert engine.num_captured == num_captured
+    assert answers(engine, 2) == expected

@@ -220,6 +220,7 @@ def attend_part(
     block_width: tl.constexpr,
     block_tokens: tl.constexpr,
     is_whole: tl.constexpr,
+    is_wide: tl.constexpr,
 ):
     """Attend with a row's heads that share a head of keys to one part of its extent."""
     row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -240,6 +241,8 @@ def attend_part(
     for token in range(first, end, block_tokens):
         tokens = token + tl.arange(0, block_tokens)
         is_read = tokens < end
+        if is_wide:  # 32 bits can't count the elements of an extent
+            tokens = tokens.to(tl.int64)
         mask = is_read[:, None] & (at < width)[None, :]
         key = tl.load(keys + tokens[:, None] * key_stride + at[None, :], mask=mask, other=0.0)
         value = tl.load(values + tokens[:, None] * value_stride + at[None, :], mask=mask, other=0.0)

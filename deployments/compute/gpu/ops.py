@@ -9,6 +9,7 @@ from torch.nn.functional import gelu, silu
 
 from deployments.compute.fusion.fused_operators import FusedOperators
 from deployments.compute.gpu.kernels import gate_rows, norm_rows, rotate_both, store_rows
+from deployments.compute.gpu.launch import on_its_gpu
 
 MAX_WIDTH = 16_384
 """A norm holds a row in registers."""
@@ -16,6 +17,7 @@ MAX_WIDTH = 16_384
 GATE_BLOCK = 1024
 
 
+@on_its_gpu
 def rms_norm(
     rows: torch.Tensor, weight: torch.Tensor, epsilon: float, is_shifted: bool
 ) -> torch.Tensor:
@@ -39,6 +41,7 @@ def rms_norm(
     return output
 
 
+@on_its_gpu
 def add_rms_norm(
     rows: torch.Tensor,
     others: torch.Tensor,
@@ -85,11 +88,13 @@ def _norm(
     )
 
 
+@on_its_gpu
 def rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
     """Apply rotary positions [1, n, head_dim] to heads [1, num_heads, n, head_dim]."""
     return _rotate(cosines, sines, heads)[0]
 
 
+@on_its_gpu
 def rotate_pair(
     heads: torch.Tensor, others: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,6 +135,7 @@ def _rotate(
     return tuple(output.transpose(1, 2) for output in outputs)
 
 
+@on_its_gpu
 def store(
     keys: torch.Tensor,
     values: torch.Tensor,
@@ -165,11 +171,13 @@ def _is_row(tokens: torch.Tensor) -> bool:
     return tokens.stride(2) == 1 and tokens.stride(1) == tokens.shape[2]
 
 
+@on_its_gpu
 def silu_mul(joined: torch.Tensor) -> torch.Tensor:
     """Return SiLU of the first half of [1, n, 2 * width] times the second."""
     return _gate(joined, is_gelu=False)
 
 
+@on_its_gpu
 def gelu_mul(joined: torch.Tensor) -> torch.Tensor:
     """Return GELU, by tanh, of the first half of [1, n, 2 * width] times the second."""
     return _gate(joined, is_gelu=True)

@@ -12,6 +12,7 @@ import torch
 import triton
 
 from deployments.compute.gpu.kernels import add_parts, attend_part
+from deployments.compute.gpu.launch import on_its_gpu
 
 BLOCK_BYTES = 16_384
 """Keys, or values, that a program reads at a time."""
@@ -29,6 +30,7 @@ LEAST_SIDE = 16
 LOG2_E = 1.4426950408889634
 
 
+@on_its_gpu
 def attend_rows(
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -84,6 +86,7 @@ def attend_rows(
         block_width=block_width,
         block_tokens=block_tokens,
         is_whole=num_parts == 1,
+        is_wide=longest * max(keys.stride(0), values.stride(0)) >= 2**31,
         num_warps=4,
         num_stages=3,
     )

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from deployments.compute.device_errors import is_fatal, is_out_of_memory
+from deployments.compute.device_errors import is_of_device
 from deployments.compute.sdpa import flash_attention
-from deployments.compute.speedups import AttendRows, import_row_attention
+from deployments.compute.speedups import AttendRows, import_row_attention, unless_triton_fails
 from deployments.engine.attention.kv_cache import KVShape
 from deployments.plan.model_shape import FLASH_HEAD_DIM_STEP, MAX_FLASH_HEAD_DIM, WITH_SINKS
 
@@ -147,6 +147,7 @@ def find_obstacle(
 
     Raises:
         torch.AcceleratorError: The device failed.
+        torch.OutOfMemoryError: It has no memory for the comparison.
     """
     if device.type != "cuda":
         return f"a device of type {device.type}"
@@ -178,18 +179,16 @@ def find_row_attention(shape: KVShape, num_heads: int, device: torch.device) -> 
     """
     if device.type != "cuda":
         return None
-    try:
+
+    def find() -> AttendRows | None:
         attend_rows = import_row_attention()
         error = compare_rows_with_masks(attend_rows, shape, num_heads, device)
-    except Exception as failure:  # Triton may be missing, or lack a C compiler
-        if is_fatal(failure) or is_out_of_memory(failure):
-            raise
-        logger.warning("flash attention reads decode rows: %s: %s", type(failure).__name__, failure)
-        return None
-    if not error <= TOLERANCE[shape.dtype]:  # true for NaN
+        if error <= TOLERANCE[shape.dtype]:  # false for NaN
+            return attend_rows
         logger.warning("flash attention reads decode rows: our kernel is off by %g", error)
         return None
-    return attend_rows
+
+    return unless_triton_fails(find, "flash attention reads decode rows")
 
 
 def describe_reads(
@@ -222,11 +221,13 @@ def compare_with_masks(shape: KVShape, num_heads: int, device: torch.device) -> 
 
     Raises:
         torch.AcceleratorError: The device failed.
+        torch.OutOfMemoryError: It has no memory for the comparison, which says nothing of its
+            result; masks would be read until the process ends.
     """
     try:
         errors = list(_errors(shape, num_heads, device))
-    except Exception as failure:  # after any error, masked attention still works
-        if is_fatal(failure):
+    except Exception as failure:  # after any other error, masked attention still works
+        if is_of_device(failure):
             raise
         logger.warning("flash attention fails here", exc_info=True)
         return f"an error of flash attention ({type(failure).__name__})"

@@ -18,7 +18,7 @@ import torch
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from deployments.compute.attention_arguments import check_arguments
-from deployments.compute.device_errors import is_fatal, is_out_of_memory
+from deployments.compute.device_errors import is_of_device
 from deployments.compute.sdpa import Scores
 from deployments.compute.speedups import fuse_on_gpu, use_kernels
 from deployments.compute.traced_graph import NotTraceableError, attend, simplify, trace_graph
@@ -160,7 +160,7 @@ def trace(model: PreTrainedModel, kv: KVCache, *, has_kernels: bool) -> Forward:
             return traced
     except Exception as error:  # Triton needs a C compiler, and may lack other things
         # A CPU's kernels need nothing that may be missing: there it is a bug, or memory ran out.
-        if has_kernels or is_fatal(error) or is_out_of_memory(error) or not traced.is_fused:
+        if has_kernels or is_of_device(error) or not traced.is_fused:
             raise
         logger.warning("fused operators fail here", exc_info=True)
     if traced.unfuse() and _agree(expected, _probe(traced, kv)):

@@ -11,7 +11,8 @@ many sizes, so each is captured when it first occurs: that step runs plainly and
 So is every step after `drop`.
 
 If a capture fails, all steps run plainly from then on. But if a capture only lacked memory or time,
-existing captures stay in use, and a decode step of another size takes the next larger one. If the
+existing captures stay in use, a decode step of another size takes the next larger one, and after
+`drop`, which frees memory, captures are tried again. If the
 step itself fails, it raises as a plain step would, and may be run again in parts: its rows write
 the same keys and values to the same places. At the start no rows wait for it, so there it counts as
 a failed capture, unless the device is lost.
@@ -303,7 +304,9 @@ class CudaDecodeReplay:
 
     def _limit_captures(self, failed: Size, *, is_short: bool) -> None:
         """Decide, after a failed capture, what is captured from now on."""
-        if self._graphs and (is_short or isinstance(failed, MixedSize)):
+        if is_short or (self._graphs and isinstance(failed, MixedSize)):
+            if not self._graphs:
+                self._logits = None
             logger.warning("no more sizes of steps are captured than these %d", len(self._graphs))
             self._is_full = True
         else:

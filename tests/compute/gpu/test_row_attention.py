@@ -42,3 +42,26 @@ def test_few_extents_are_read_in_parts_and_many_whole(monkeypatch: pytest.Monkey
     assert numbers[-1] == 1
     assert numbers == sorted(numbers, reverse=True)
     assert _num_parts(DEVICE, 1, 130, 64) == 3  # no part is empty
+
+
+def test_an_extent_may_hold_more_elements_than_32_bits_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from deployments.compute.gpu import row_attention
+
+    monkeypatch.setattr(row_attention, "_num_parts", lambda *_: 2)
+    num_tokens, stride = 131, 2**24
+    # Memory that is never touched is never taken.
+    memory = torch.empty(2 * num_tokens * stride, dtype=MATRIX_DTYPE, device=DEVICE)
+    keys, values = (
+        half.view(num_tokens, 1, stride)[..., :16] for half in memory.view(2, num_tokens, stride)
+    )
+    generator = torch.Generator().manual_seed(0)
+    for stored in (keys, values):
+        stored.copy_(torch.randn(num_tokens, 1, 16, generator=generator).to(MATRIX_DTYPE))
+    query = torch.randn(1, 3, 16, generator=generator).to(DEVICE, MATRIX_DTYPE)
+    start, length = (torch.tensor([n], dtype=torch.int32, device=DEVICE) for n in (1, 130))
+    found = row_attention.attend_rows(query, keys, values, start, length, 130, None)
+    own_keys, own_values = (stored[1:, 0].float() for stored in (keys, values))
+    weights = (query[0].float() @ own_keys.t() * 16**-0.5).softmax(-1)
+    torch.testing.assert_close(found[0].float(), weights @ own_values, rtol=0.02, atol=0.02)

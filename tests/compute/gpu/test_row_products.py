@@ -1,5 +1,6 @@
 """Products of few rows and large weights against torch's own."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,35 +36,59 @@ def test_rows_that_lie_apart_are_multiplied() -> None:
     torch.testing.assert_close(found, expected, rtol=2**-7, atol=0.1)
 
 
+class Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.large = torch.nn.Linear(512, 1024, bias=False)
+        self.biased = torch.nn.Linear(1024, 1024)
+        self.small = torch.nn.Linear(1024, 128, bias=False)
+
+    def forward(self, rows: Any) -> Any:
+        return self.small(self.biased(self.large(rows)))
+
+
+class Watched:
+    """A graph with products, and the sizes of the weights that `multiply` has taken."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        wrong: Callable[[torch.Tensor, int], torch.Tensor] = lambda products, _: products,
+    ) -> None:
+        from deployments.compute.gpu import row_products
+
+        multiply, self.taken = row_products.multiply, list[tuple[int, ...]]()
+
+        def take(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            self.taken.append((len(rows), *weight.shape))
+            return wrong(multiply(rows, weight), len(rows))
+
+        monkeypatch.setattr(row_products, "multiply", take)
+        monkeypatch.setattr(row_products, "LEAST_BYTES", 2 * 512 * 1024)
+        monkeypatch.setattr(torch, "bfloat16", MATRIX_DTYPE)
+        layers, rows = Layers().to(DEVICE, MATRIX_DTYPE), random(3, 512)
+        graph = make_fx(layers.requires_grad_(requires_grad=False))(rows)
+        row_products.use_row_products(graph)
+        self.tried, self.taken[:] = self.taken[:], []
+        torch.testing.assert_close(graph(rows), layers(rows), rtol=2**-6, atol=2**-6)
+
+
 def test_a_graphs_large_products_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    from deployments.compute.gpu import row_products
+    watched = Watched(monkeypatch)
+    assert watched.taken == [(3, 1024, 512)]
+    assert watched.tried == [(1, 1024, 512), (32, 1024, 512)]
 
-    taken = list[tuple[int, ...]]()
-    multiply = row_products.multiply
 
-    def take(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        taken.append(tuple(weight.shape))
-        return multiply(rows, weight)
+@pytest.mark.parametrize("num_rows", [1, 32])
+@pytest.mark.parametrize("change", [0.9, torch.nan])
+def test_products_that_are_wrong_with_some_rows_are_torchs(
+    num_rows: int,
+    change: float,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def wrong(products: torch.Tensor, number: int) -> torch.Tensor:
+        return products * change if number == num_rows else products
 
-    monkeypatch.setattr(row_products, "multiply", take)
-    monkeypatch.setattr(row_products, "LEAST_BYTES", 2 * 512 * 1024)
-    monkeypatch.setattr(torch, "bfloat16", MATRIX_DTYPE)
-
-    class Layers(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.large = torch.nn.Linear(512, 1024, bias=False)
-            self.biased = torch.nn.Linear(1024, 1024)
-            self.small = torch.nn.Linear(1024, 128, bias=False)
-
-        def forward(self, rows: Any) -> Any:
-            return self.small(self.biased(self.large(rows)))
-
-    layers, rows = (
-        Layers().to(DEVICE, MATRIX_DTYPE).requires_grad_(requires_grad=False),
-        random(3, 512),
-    )
-    graph = make_fx(layers)(rows)
-    row_products.use_row_products(graph)
-    torch.testing.assert_close(graph(rows), layers(rows), rtol=2**-6, atol=2**-6)
-    assert taken == [(1024, 512)]
+    assert not Watched(monkeypatch, wrong).taken
+    assert "products of few rows are torch's: ours differ" in caplog.text

@@ -332,6 +332,18 @@ def test_reads_that_fail_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
     assert "flash attention fails here" in caplog.text
 
 
+def test_a_comparison_without_memory_says_nothing_of_the_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    short = failing(torch.OutOfMemoryError("CUDA out of memory."))
+    monkeypatch.setattr(varlen_reads, "flash_attention", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        compare_with_masks(SHAPE, 4, CPU)
+    monkeypatch.setattr(varlen_reads, "import_row_attention", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        find_row_attention(SHAPE, 4, GPU)
+
+
 class Rows:
     """Attention of decode rows by another operator; counts its calls."""
 
