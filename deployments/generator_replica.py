@@ -63,7 +63,7 @@ from deployments.plan.replica_report import MAX_REPORTED_TENANTS, Waits, WorkCou
 from deployments.replica.light_sleep import TurnEnd
 from deployments.replica.metrics import GeneratorMetrics, StreamClock
 from deployments.replica.model_replica import ModelReplica
-from deployments.replica.own_card import wait_for_room
+from deployments.replica.own_card import wait_for_share
 from deployments.replica.own_scaling import graceful_shutdown_timeout_s, is_stopped
 from deployments.replica.own_turn import OwnTurn
 from deployments.replica.probation import Probation
@@ -152,7 +152,7 @@ class GeneratorReplica(ModelReplica):
         if not turn.wait_to_load(is_stopped):
             self._end_process()
             raise RuntimeError("Serve has stopped the replica before it could load.")
-        wait_for_room(self._device, self._spec.device_share)
+        wait_for_share(self._device, self._spec.device_share)
         self._progress.begin(StartPhase.PREPARING)
         self._phases.leave_out()
 

@@ -8,7 +8,6 @@ that is elsewhere does not start: what it would use there, Ray could give to oth
 
 import json
 import logging
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -22,6 +21,7 @@ from ray.experimental.internal_kv import (
 )
 from ray.runtime_context import get_runtime_context
 
+from deployments.compute.card_room import wait_for_room
 from deployments.contract.model_spec import ModelSpec
 from deployments.device.device import MemoryDevice
 from deployments.plan.memory_budget import HEADROOM
@@ -31,10 +31,6 @@ logger = logging.getLogger("ray.serve.raystream.replica")
 
 NAMESPACE: Final = b"raystream-turn-cards"
 """Of the members' cards, in the key-value store of Ray's control service."""
-
-ROOM_TIMEOUT_S: Final = 10.0
-"""How long a card may take to free the memory of a process that was killed: its lock may be free
-before. Contexts of models that sleep may keep the card from ever being as free as asked for."""
 
 
 class OtherCardError(RuntimeError):
@@ -137,35 +133,29 @@ def join(members: Members, group: str, own: Member) -> None:
     )
 
 
-def wait_for_room(
-    device: MemoryDevice,
-    share: float,
-    timeout_s: float = ROOM_TIMEOUT_S,
-    now_s: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+def wait_for_share(
+    device: MemoryDevice, share: float, wait: Callable[[Callable[[], bool]], bool] = wait_for_room
 ) -> bool:
-    """Wait until a GPU has as much free memory as a share of it plans with.
+    """Wait until a GPU has as much free memory as a share of it plans with, but not for long.
+
+    Contexts of models that sleep may keep it from ever being as free. The load begins all the same,
+    and is planned with what is free.
 
     Args:
         device: The device; another one than a GPU is not asked.
         share: The share.
-        timeout_s: Seconds after which the load begins anyway, and is planned with what is free.
-        now_s: Returns the time of a monotonic clock, in seconds.
-        sleep: Waits for seconds.
+        wait: Waits until there is room.
 
     Returns:
         Whether there is room.
     """
     if device.torch_device.type == "cpu":
         return True
-    until_s = now_s() + timeout_s
     needed_bytes = device.total_bytes * share * (1 - HEADROOM)
-    while device.total_bytes - device.foreign_bytes < needed_bytes:
-        if now_s() >= until_s:
-            logger.warning("the card has less room than a share of %g: others use it", share)
-            return False
-        sleep(0.1)
-    return True
+    has_room = wait(lambda: device.total_bytes - device.foreign_bytes >= needed_bytes)
+    if not has_room:
+        logger.warning("the card has less room than a share of %g: others use it", share)
+    return has_room
 
 
 def _key(group: str, model: str) -> bytes:

@@ -4,12 +4,14 @@ import errno
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from deployments.compute.card_room import ROOM_TIMEOUT_S, wait_for_room
 from deployments.compute.gpu import device_memory
 from deployments.compute.gpu.device_memory import SPARE_BYTES, DeviceMemory
 from deployments.contract.sampling_params import SamplingParams
@@ -167,15 +169,17 @@ def test_an_engine_that_wakes_waits_for_memory_that_the_driver_frees_late(
         return resize(storage, num_bytes)
 
     monkeypatch.setattr(torch.UntypedStorage, "resize_", without_room)
-    monkeypatch.setattr(device_memory, "ROOM_INTERVAL_S", 0.0)
+    slept = list[float]()
+    wait = partial(wait_for_room, now_s=lambda: sum(slept), sleep=slept.append)
+    monkeypatch.setattr(device_memory, "wait_for_room", wait)
     if is_freed:
         engine.wake()
-        assert len(refused) == 3
+        assert len(refused) == len(slept) == 3
         assert answers(engine) == {n: generate(qwen2, each, 12) for n, each in PROMPTS.items()}
     else:
-        monkeypatch.setattr(device_memory, "ROOM_TIMEOUT_S", 0.01)
         with pytest.raises(torch.OutOfMemoryError):
             engine.wake()
+        assert sum(slept) == pytest.approx(ROOM_TIMEOUT_S, abs=0.2)
 
 
 def test_graphs_that_were_captured_before_a_sleep_are_never_replayed(

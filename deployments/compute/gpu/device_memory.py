@@ -10,12 +10,14 @@ host has no room for that, it lies in a file without a name on a disk (level 2).
 """
 
 import logging
-import time
+from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final, Protocol
 
 import torch
 
+from deployments.compute.card_room import wait_for_room
 from deployments.compute.device_errors import is_fatal
 from deployments.compute.host_to_device import wait_for
 from deployments.plan.cache_folder import UnnamedFile
@@ -28,12 +30,6 @@ two, so another size would waste up to half of the host's memory."""
 
 SPARE_BYTES: Final = 2**30
 """Host memory that pinned weights leave free: pinned pages can't be reclaimed or swapped."""
-
-ROOM_TIMEOUT_S: Final = 10.0
-"""How long a model that wakes waits for room: the driver may free the memory of a process that was
-killed later than the kernel frees its locks."""
-
-ROOM_INTERVAL_S: Final = 0.1
 
 Run = list[tuple[int, torch.Tensor]]
 """Parts of a chunk, each with its place in it: [n], uint8, on the device."""
@@ -69,11 +65,11 @@ class DeviceMemory:
         """Get memory again, elsewhere, with whatever another program has left there.
 
         Raises:
-            torch.OutOfMemoryError: The device has had no room for `ROOM_TIMEOUT_S`.
+            torch.OutOfMemoryError: The device has had no room for some seconds; see `card_room`.
         """
-        until_s = time.monotonic() + ROOM_TIMEOUT_S
-        for storage, num_bytes in self._storages:
-            _resize(storage, num_bytes, until_s)
+        left = deque(self._storages)
+        if not wait_for_room(partial(_has_taken, left)):
+            _take(left)
 
     def chunks(self) -> Iterator[Run]:
         """Yield all bytes, in the same order each time, in runs of `CHUNK_BYTES` at most."""
@@ -257,17 +253,25 @@ def store(memory: DeviceMemory) -> HostCopy:
     return FileCopy(memory)
 
 
-def _resize(storage: torch.UntypedStorage, num_bytes: int, until_s: float) -> None:
-    """Give a storage memory, and wait for room until a time of the monotonic clock."""
-    while True:
-        try:
-            storage.resize_(num_bytes)
-        except torch.OutOfMemoryError:
-            if time.monotonic() >= until_s:
-                raise
-        else:
-            return
-        time.sleep(ROOM_INTERVAL_S)
+def _has_taken(left: deque[tuple[torch.UntypedStorage, int]]) -> bool:
+    """Give storages memory while there is room; return whether all have it."""
+    try:
+        _take(left)
+    except torch.OutOfMemoryError:
+        return False
+    return True
+
+
+def _take(left: deque[tuple[torch.UntypedStorage, int]]) -> None:
+    """Give storages memory of these sizes, and remove each that has it.
+
+    Raises:
+        torch.OutOfMemoryError: The device has no room for the first one that is left.
+    """
+    while left:
+        storage, num_bytes = left[0]
+        storage.resize_(num_bytes)
+        left.popleft()
 
 
 def pinned_block(device: torch.device) -> torch.Tensor:

@@ -1,11 +1,13 @@
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import torch
 
-from deployments.replica.own_card import Member, OtherCardError, join, wait_for_room
+from deployments.compute.card_room import wait_for_room
+from deployments.replica.own_card import Member, OtherCardError, join, wait_for_share
 
 GIB = 2**30
 
@@ -87,16 +89,13 @@ class FreeingCard:
 
 
 def test_a_load_waits_until_the_memory_of_a_killed_process_is_free() -> None:
-    slept: list[float] = []
-
-    def now_s() -> float:
-        return sum(slept)
-
+    slept = list[float]()
+    wait = partial(wait_for_room, timeout_s=5.0, now_s=lambda: sum(slept), sleep=slept.append)
     card = FreeingCard([70 * GIB, 70 * GIB, GIB])
-    assert wait_for_room(card, 1.0, now_s=now_s, sleep=slept.append)
+    assert wait_for_share(card, 1.0, wait)
     assert len(slept) == 2
-    assert wait_for_room(FreeingCard([40 * GIB]), 0.5, now_s=now_s, sleep=slept.append)
+    assert wait_for_share(FreeingCard([40 * GIB]), 0.5, wait)
     assert len(slept) == 2, "the other half is not the group's"
-    assert wait_for_room(FreeingCard([80 * GIB], "cpu"), 1.0, now_s=now_s, sleep=slept.append)
-    assert not wait_for_room(FreeingCard([70 * GIB]), 1.0, 5.0, now_s, slept.append)
-    assert now_s() == pytest.approx(5.2, abs=0.2)
+    assert wait_for_share(FreeingCard([80 * GIB], "cpu"), 1.0, wait)
+    assert not wait_for_share(FreeingCard([70 * GIB]), 1.0, wait)
+    assert sum(slept) == pytest.approx(5.2, abs=0.2)
