@@ -64,8 +64,9 @@ class Load:
 
 async def known_answers(client: httpx.AsyncClient) -> dict[tuple[Any, str], object]:
     """Return the essence of each undisturbed answer, by fingerprint and body."""
-    answers = [(body, await read(client, body)) for body in BODIES]
-    return {(fingerprint_of(answer), str(body)): answer.essence for body, answer in answers}
+    answers = await asyncio.gather(*(read(client, body) for body in BODIES))
+    pairs = zip(BODIES, answers, strict=True)
+    return {(fingerprint_of(answer), str(body)): answer.essence for body, answer in pairs}
 
 
 def fingerprint_of(answer: Answer) -> object:
