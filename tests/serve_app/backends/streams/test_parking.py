@@ -491,6 +491,7 @@ async def test_the_stall_limit_counts_from_the_moment_at_which_a_stream_is_offer
     await reading
 
 
+@pytest.mark.usefixtures("advance")
 async def test_a_stream_that_finds_a_full_lot_does_not_stall_before_its_search_begins() -> None:
     _, model, _ = parking([Fate(2, PARKED)], lot_of(max_parked=0))
     record = CURRENT_RECORD.get()
@@ -638,6 +639,7 @@ async def test_a_stream_whose_replica_dies_when_the_turn_is_over_waits_for_the_n
     assert (record.num_parked, record.num_moves, record.num_deaths) == (1, 0, 1)
 
 
+@pytest.mark.usefixtures("advance")
 async def test_a_request_that_may_have_killed_its_replica_is_not_parked_for_the_next_turn() -> None:
     replicas, model, lot, record = in_turns([Fate(0)])
     replicas.turn_is_over = True
