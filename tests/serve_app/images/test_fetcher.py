@@ -18,7 +18,8 @@ from tests.serve_app.tls_server import FixedResolver, certify, tls_server
 HOST = "images.test"
 URL = f"https://{HOST}/a.png"
 PNG = encoded("PNG")
-LIMITS = LimitsConfig(allowed_image_domains=(HOST,), max_image_bytes=1000, image_fetch_timeout_s=5)
+# Longer than a pause of the machine.
+LIMITS = LimitsConfig(allowed_image_domains=(HOST,), max_image_bytes=1000, image_fetch_timeout_s=30)
 Files = tuple[Path, Path]
 
 
