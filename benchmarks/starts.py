@@ -3,7 +3,7 @@
 Each start is a fresh process that imports a replica's modules, loads pydoc-chat on the CPU and
 warms it up; Ray is imported, but does not run. "plain" starts leave Python's garbage collector on,
 compile each kernel, and let torch import its compilers for a trace; "replica" starts are those of
-an actor: the collector rests during imports, kernels are on disk, and a trace imports less. Both
+an actor: the collector rests during imports, and kernels and the model's trace are on disk. Both
 kinds alternate, and medians of CPU time are compared: user and system time of the process, which
 other programs disturb less than a clock. So is the memory that no file backs.
 
@@ -68,7 +68,7 @@ def start(source: Path, *, as_actor: bool) -> tuple["PlacedEngine", Phases]:
     with patch.object(own_actor, "is_actor", lambda: as_actor):
         import deployments.text_generator  # noqa: F401 - what Ray imports for a replica
     end_phase("imports")
-    from deployments.compute import traced_graph
+    from deployments.compute import graph_tracer
     from deployments.contract.model_spec import ModelConfig, ModelSpec
     from deployments.device.memory_readers import unshared_bytes
     from deployments.generator.placed_engine import place_engine
@@ -76,7 +76,7 @@ def start(source: Path, *, as_actor: bool) -> tuple["PlacedEngine", Phases]:
 
     entry = ModelConfig(id=source.name, source=str(source), device="cpu", light_sleep_after_s=3600)
     spec = ModelSpec(entry, entry.source, 0)
-    with nullcontext() if as_actor else patch.object(traced_graph, "locating_cheaply", nullcontext):
+    with nullcontext() if as_actor else patch.object(graph_tracer, "locating_cheaply", nullcontext):
         placed = place_engine(spec, open_assigned_device(spec), end_phase)
     seconds[MEMORY] = unshared_bytes() / 2**20
     return placed, seconds
@@ -116,7 +116,7 @@ def measure(kind: str, folder: Path, source: Path = MODEL) -> Phases:
 
     Args:
         kind: One of `KINDS`, or "sleep".
-        folder: Where compiled kernels lie; a plain start has an empty one.
+        folder: Where kernels and traces lie; a plain start has an empty one.
         source: The model's folder.
     """
     with TemporaryDirectory() as empty:
@@ -180,7 +180,7 @@ def main() -> None:
         return
     with TemporaryDirectory() as name:
         folder, source = Path(name), given.source.resolve()
-        measure("sleep" if given.sleep else "replica", folder, source)  # compiles the kernels
+        measure("sleep" if given.sleep else "replica", folder, source)  # compiles and traces
         if given.sleep:
             slept = [measure("sleep", folder, source) for _ in range(given.rounds)]
             Console().print(sleep_table_of(slept))

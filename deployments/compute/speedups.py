@@ -29,6 +29,7 @@ from deployments.compute.device_errors import is_of_device
 from deployments.compute.fusion.fuse import fuse
 from deployments.compute.fusion.fused_operators import FusedOperators
 from deployments.compute.gpu.device_memory import DeviceMemory, DeviceWeights
+from deployments.compute.kept_trace import KeptTrace
 from deployments.plan.processor import features, has_bfloat16
 
 __all__ = (
@@ -42,17 +43,19 @@ __all__ = (
     "check_quantization",
     "describe_kernels",
     "find_store",
+    "fuse_on_cpu",
     "fuse_on_gpu",
     "has_kernels",
     "import_row_attention",
     "import_row_product",
     "is_single_row_exact",
     "num_weight_bytes",
+    "open_kept_trace",
     "open_weights",
     "pack_weights",
     "releasing_gil",
     "unless_triton_fails",
-    "use_kernels",
+    "use_linear_kernels",
 )
 
 
@@ -69,22 +72,38 @@ def has_kernels(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def use_kernels(graph: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
-    """Make a graph use the kernels of linear layers.
+def open_kept_trace(model: torch.nn.Module, purpose: str) -> KeptTrace:
+    """Return the place on disk of a trace whose operators are fused on the CPU.
+
+    Args:
+        model: On the CPU, its weights packed.
+        purpose: Tells traces of one model apart.
+    """
+    from deployments.compute.cpu.fusion.ops import OPERATORS
+
+    return KeptTrace(model, OPERATORS, purpose)
+
+
+def fuse_on_cpu(graph: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
+    """Return a copy of a graph with the CPU's fused operators; None if none can be fused.
 
     Args:
         graph: Traced by `trace_graph`; its weights are packed.
-
-    Returns:
-        A copy with fused operators too; None if none can be fused.
     """
     from deployments.compute.cpu.fusion.ops import OPERATORS
+
+    return fuse(graph, OPERATORS)
+
+
+def use_linear_kernels(graph: torch.fx.GraphModule) -> None:
+    """Make a graph use the kernels of linear layers.
+
+    Args:
+        graph: Traced, or read from disk; its weights are packed.
+    """
     from deployments.compute.cpu.linear.small_batch_linear import use_small_batch_linear
 
-    fused = fuse(graph, OPERATORS)
-    for each in filter(None, (graph, fused)):
-        use_small_batch_linear(each)
-    return fused
+    use_small_batch_linear(graph)
 
 
 def fuse_on_gpu(

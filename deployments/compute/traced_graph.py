@@ -3,20 +3,14 @@
 A stock forward pass goes through hundreds of modules, wrappers and keyword arguments; for a small
 model or few rows this takes as long as the arithmetic. The trace is valid for any number of rows.
 Its operators run one after another on the same weights, and give the same result to the last bit.
-Attention is an input of the trace: a function that knows which rows belong together.
+Attention is an input of the trace: a function that knows which rows belong together. `graph_tracer`
+makes one, and `kept_trace` keeps it for later starts.
 """
 
-import logging
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
-from unittest.mock import patch
 
 import torch
-from torch.fx.experimental import symbolic_shapes
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 aten = torch.ops.aten
 
@@ -65,80 +59,6 @@ def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: int) ->
     return query.new_empty(1, num_rows, num_heads, value.shape[-1])
 
 
-def trace_graph(
-    function: Callable[..., Any], inputs: Sequence[torch.Tensor]
-) -> torch.fx.GraphModule:
-    """Trace a function symbolically; nothing is computed.
-
-    Args:
-        function: Calls `attend` where the model attends.
-        inputs: Examples. Each different size becomes a symbol for any number, so it must be neither
-            0 nor 1.
-
-    Raises:
-        NotTraceableError: The control flow depends on values, or on the number of rows.
-    """
-    tracer = make_fx(
-        function,
-        tracing_mode="symbolic",
-        _allow_non_fake_inputs=True,  # the weights
-    )
-    # Without this, fake_tensor logs a traceback for each failure that becomes NotTraceableError.
-    fake_tensors = logging.getLogger("torch._subclasses.fake_tensor")
-    fake_tensors.disabled = True
-    try:
-        with torch.inference_mode(mode=False), torch.no_grad(), locating_cheaply():
-            graph: torch.fx.GraphModule = tracer(*inputs)
-    except Exception as error:  # a foreign model may raise anything
-        raise NotTraceableError(f"{type(error).__name__}: {error}") from error
-    finally:
-        fake_tensors.disabled = False
-    _refuse_guards(graph)
-    _refuse_values(graph)
-    return graph
-
-
-@contextmanager
-def locating_cheaply() -> Iterator[None]:
-    """Let the trace find the model's own lines without torch's compilers meanwhile.
-
-    For each symbol, torch looks for the line that made it, to name it in messages. To know its own
-    files, which it passes over, it imports 400 modules that trace nothing: `torch.export`, parts of
-    Inductor, and networkx. They would take 17 MiB until the process ends.
-    """
-    files = {
-        vars(module).get("__file__")
-        for name, module in sys.modules.copy().items()
-        if name.partition(".")[0] == "torch"
-    }
-    with patch.object(symbolic_shapes, "uninteresting_files", lambda: files, create=True):
-        yield
-
-
-def _refuse_guards(graph: torch.fx.GraphModule) -> None:
-    """Refuse a trace that holds only for some numbers of rows.
-
-    Raises:
-        NotTraceableError: The trace has conditions on that number; the message lists them.
-    """
-    placeholder = next(node for node in graph.graph.nodes if node.op == "placeholder")
-    guards = placeholder.meta["val"].fake_mode.shape_env.guards
-    if guards:
-        conditions = ", ".join(str(guard.expr) for guard in guards)
-        raise NotTraceableError(f"it depends on the number of rows: {conditions}")
-
-
-def _refuse_values(graph: torch.fx.GraphModule) -> None:
-    """Refuse a trace in which a tensor's shape depends on values.
-
-    Raises:
-        NotTraceableError: A shape depends on values; the message names the first such tensor.
-    """
-    for node in graph.graph.nodes:
-        if isinstance(value := node.meta.get("val"), torch.Tensor) and free_unbacked_symbols(value):
-            raise NotTraceableError(f"the shape of {node.name} depends on values")
-
-
 def simplify(graph: torch.fx.GraphModule) -> None:
     """Make attention one more input, and call the operators by their fastest bindings."""
     nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.raystream.attend.default)
@@ -146,7 +66,7 @@ def simplify(graph: torch.fx.GraphModule) -> None:
     with graph.graph.inserting_after(last_input):
         attend = graph.graph.placeholder("attend")
     for node in nodes:
-        node.target, node.args = _call, (attend, *node.args)
+        node.target, node.args = call_attention, (attend, *node.args)
     for node in graph.graph.nodes:
         if node.target is aten._to_copy.default and not _is_cast(node):
             continue
@@ -154,7 +74,8 @@ def simplify(graph: torch.fx.GraphModule) -> None:
     graph.recompile()
 
 
-def _call(function: Callable[..., torch.Tensor], *arguments: object) -> torch.Tensor:
+def call_attention(function: Callable[..., torch.Tensor], *arguments: object) -> torch.Tensor:
+    """Call the attention that is an input of a graph."""
     return function(*arguments)
 
 

@@ -7,13 +7,21 @@ all lanes wait for Python's GIL meanwhile.
 import logging
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 from transformers.utils.generic import ModelOutput
 
-from deployments.compute.speedups import releasing_gil, use_kernels
-from deployments.compute.traced_graph import NotTraceableError, attend, simplify, trace_graph
+from deployments.compute.kept_trace import Trace
+from deployments.compute.sdpa import Scores
+from deployments.compute.speedups import (
+    fuse_on_cpu,
+    open_kept_trace,
+    releasing_gil,
+    use_linear_kernels,
+)
+from deployments.compute.traced_graph import NotTraceableError, attend, simplify
 from deployments.pooling.packed_attention import AttendedRow, AttentionCall
 from deployments.pooling.packed_backbone import (
     PackedBackbone,
@@ -44,30 +52,48 @@ class _TracedRow:
 
 
 class TracedBackbone:
-    """Runs the trace of a backbone; any number of threads may do so at once."""
+    """Runs the trace of a backbone; any number of threads may do so at once.
 
-    def __init__(self, backbone: torch.nn.Module, *, with_types: bool) -> None:
-        """Trace a backbone; nothing is computed.
+    Attributes:
+        was_kept: Whether the trace is one that an earlier start has kept on disk.
+    """
+
+    def __init__(
+        self, backbone: torch.nn.Module, *, with_types: bool, reads_kept: bool = True
+    ) -> None:
+        """Trace a backbone, unless its trace is on disk; nothing is computed.
 
         Args:
             backbone: Its attention implementation is `packed`, and its weights are packed too.
             with_types: Whether it is given the types of tokens; if they are not known, zeros.
+            reads_kept: Whether a trace that is on disk may be used.
 
         Raises:
             NotTraceableError: Its control flow depends on values or on the number of tokens, or its
                 output has other parts than tensors.
         """
         self._with_types = with_types
-        self._kind: type[ModelOutput] = ModelOutput
-        self._names: tuple[str, ...] = ()
-        row = _TracedRow()
-        # The tracer tells inputs apart by their identity.
-        inputs = [torch.arange(NUM_ROWS)[None] for _ in range(3 if with_types else 2)]
-        self._graph = trace_graph(partial(self._run_stock, backbone, row), inputs)
-        self._calls = row.calls
-        self._fused = use_kernels(self._graph)
+        num_inputs = 3 if with_types else 2
+        place = open_kept_trace(backbone, f"backbone of {num_inputs} x {NUM_ROWS}")
+        kept = place.read() if reads_kept else None
+        self.was_kept = kept is not None
+        found = place.prepare(_traced(backbone, num_inputs)) if kept is None else kept
+        self._place = None if self.was_kept else place
+        kind, self._names, calls = found.notes
+        self._kind = _output_kind(*kind)
+        self._calls = [
+            AttentionCall(is_causal, window, Scores(*scores))
+            for is_causal, window, *scores in calls
+        ]
+        self._graph, self._fused = found.plain, found.fused
         for graph in filter(None, (self._graph, self._fused)):
-            simplify(graph)
+            use_linear_kernels(graph)
+
+    def keep(self) -> None:
+        """Keep the trace on disk for later starts, unless it is there or can't be kept."""
+        if self._place is not None:
+            self._place.write()
+            self._place = None
 
     def unfuse(self) -> bool:
         """Use only torch's small operators from now on; return whether fused ones were in use."""
@@ -110,21 +136,58 @@ class TracedBackbone:
             found = graph(*inputs, attend_by)
         return self._kind(**dict(zip(self._names, found, strict=True)))
 
-    def _run_stock(
-        self,
-        backbone: torch.nn.Module,
-        row: AttendedRow,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        *types: torch.Tensor,
-    ) -> list[torch.Tensor]:
-        options: dict[str, Any] = {"token_type_ids": types[0]} if types else {}
-        output = backbone(input_ids=ids, position_ids=positions, packed_row=row, **options)
-        others = [name for name, part in output.items() if not isinstance(part, torch.Tensor)]
-        if others:
-            raise NotTraceableError(f"its output has {', '.join(others)}")
-        self._kind, self._names = type(output), tuple(output)
-        return list(output.values())
+
+def _traced(backbone: torch.nn.Module, num_inputs: int) -> Trace:
+    """Trace a backbone; see `TracedBackbone`."""
+    # Imported here: most starts find their trace on disk, and need no part of torch's tracer.
+    from deployments.compute.graph_tracer import trace_graph
+
+    row, outputs = _TracedRow(), list[ModelOutput]()
+    # The tracer tells inputs apart by their identity.
+    inputs = [torch.arange(NUM_ROWS)[None] for _ in range(num_inputs)]
+    plain = trace_graph(partial(_run_stock, backbone, row, outputs), inputs)
+    fused = fuse_on_cpu(plain)
+    for graph in filter(None, (plain, fused)):
+        simplify(graph)
+    (output,) = outputs
+    kind = [type(output).__module__, type(output).__qualname__]
+    return Trace(plain, fused, [kind, [*output], [_note_of(call) for call in row.calls]])
+
+
+def _note_of(call: AttentionCall) -> list[Any]:
+    """Return a call as a trace keeps it."""
+    scores = call.scores
+    return [call.is_causal, call.window, scores.scale, scores.softcap, scores.sinks]
+
+
+def _output_kind(module: str, name: str) -> type[ModelOutput]:
+    """Return a class of outputs by the names of its module and its own.
+
+    Raises:
+        NotTraceableError: transformers has no such class.
+    """
+    if module.partition(".")[0] == "transformers":
+        kind = getattr(import_module(module), name, None)
+        if isinstance(kind, type) and issubclass(kind, ModelOutput):
+            return kind
+    raise NotTraceableError(f"its output is a {module}.{name}")
+
+
+def _run_stock(
+    backbone: torch.nn.Module,
+    row: _TracedRow,
+    outputs: list[ModelOutput],
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    *types: torch.Tensor,
+) -> list[torch.Tensor]:
+    options: dict[str, Any] = {"token_type_ids": types[0]} if types else {}
+    output = backbone(input_ids=ids, position_ids=positions, packed_row=row, **options)
+    others = [name for name, part in output.items() if not isinstance(part, torch.Tensor)]
+    if others:
+        raise NotTraceableError(f"its output has {', '.join(others)}")
+    outputs.append(output)
+    return list(output.values())
 
 
 @torch.inference_mode()
@@ -174,7 +237,17 @@ def _use_trace(
         return all(map(_are_alike, expected, [_hidden(backbone, *each) for each in tried]))
 
     backbone.traced = traced = TracedBackbone(backbone.stock, with_types=with_types)
+    if traced.was_kept:
+        try:
+            if is_faithful():
+                return True
+            logger.warning("the trace on disk gives other hidden states; the model is traced again")
+        except Exception:  # the file may name operators that do not fit each other
+            logger.warning("the trace on disk fails; the model is traced again", exc_info=True)
+        traced = TracedBackbone(backbone.stock, with_types=with_types, reads_kept=False)
+        backbone.traced = traced
     if is_faithful():
+        traced.keep()
         return True
     if traced.unfuse() and is_faithful():
         logger.warning("operators are not fused: the hidden states would differ")

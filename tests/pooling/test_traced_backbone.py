@@ -1,11 +1,16 @@
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
+from deployments.compute import kept_trace
+from deployments.compute.kept_files import DIGEST_BYTES, TRACES
 from deployments.compute.traced_graph import NotTraceableError
 from deployments.pooling import traced_backbone
 from deployments.pooling.model_loader import prepare
@@ -14,6 +19,7 @@ from deployments.pooling.packed_backbone import PackedBackbone, pad
 from deployments.pooling.pooling_model import PoolingModel
 from deployments.pooling.probe_texts import ProbeTexts
 from deployments.pooling.traced_backbone import TracedBackbone
+from tests.compute.same_program import assert_same_program
 from tests.pooling.tiny_classifiers import LAYOUTS, MODELS, bert, gpt2, modernbert, qwen2, roberta
 from tests.pooling.tiny_folder import framing_tokenizer
 
@@ -50,6 +56,57 @@ def untraced(model: PreTrainedModel) -> PoolingModel:
     return made
 
 
+@pytest.fixture
+def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of traces, which is empty."""
+    folder = tmp_path / "traces"
+    monkeypatch.setattr(kept_trace, "TRACES", replace(TRACES, folder_name=str(folder)))
+    return folder
+
+
+def assert_starts_are_equal(make_model: Callable[[], PreTrainedModel], traces: Path) -> None:
+    """Require that a start that reads the trace runs what the start that made it runs."""
+    starts, rows = [], []
+    for is_kept in (False, True):
+        model = make_model()
+        rows.append(prepared(model)(TEXTS))
+        start = backbone_of(model).traced
+        assert isinstance(start, TracedBackbone)
+        assert start.was_kept is is_kept
+        starts.append(start)
+    made, read = starts
+    assert torch.equal(*rows)
+    assert_same_program(made._graph, read._graph)
+    assert (made._fused is None) == (read._fused is None)
+    if made._fused is not None and read._fused is not None:
+        assert_same_program(made._fused, read._fused)
+    assert len(list(traces.iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_trace_from_disk_is_the_one_that_was_made(name: str, traces: Path) -> None:
+    assert_starts_are_equal(MODELS[name], traces)
+
+
+@pytest.mark.parametrize("other", [b"torch aten.relu.default", b"torch aten.select.int"])
+def test_a_trace_from_disk_that_gives_other_states_or_fails_is_made_again(
+    other: bytes, traces: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = prepared(roberta())(TEXTS)
+    (path,) = traces.iterdir()
+    stored = path.read_bytes()
+    twisted = stored[DIGEST_BYTES:].replace(b"torch aten.gelu.default", other)
+    assert twisted != stored[DIGEST_BYTES:]
+    path.write_bytes(sha256(twisted).digest() + twisted)
+    model = roberta()
+    assert torch.equal(prepared(model)(TEXTS), expected)
+    assert "traced again" in caplog.text
+    traced = backbone_of(model).traced
+    assert isinstance(traced, TracedBackbone)
+    assert not traced.was_kept
+    assert path.read_bytes() == stored
+
+
 @pytest.mark.parametrize("name", PACKED)
 def test_each_packed_model_runs_as_a_trace_that_gives_the_same_rows(name: str) -> None:
     model = MODELS[name]()
@@ -76,6 +133,18 @@ def test_layers_on_our_kernel_give_the_rows_of_the_stock_backbone(
     tolerance = 1e-5 if dtype is torch.float32 else 0.02
     texts = (*TEXTS, (7,))
     torch.testing.assert_close(traced(texts), stock(texts), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_trace_from_disk_uses_our_kernel_as_the_one_that_was_made(
+    dtype: torch.dtype, traces: Path
+) -> None:
+    def make_model() -> PreTrainedModel:
+        model = qwen2(**WIDE)
+        torch.nn.Module.to(model, dtype)
+        return model
+
+    assert_starts_are_equal(make_model, traces)
 
 
 @pytest.mark.parametrize(("make_model", "takes_types"), [(bert, True), (gpt2, False)])

@@ -239,12 +239,17 @@ def _fuse_gelu(graph: torch.fx.GraphModule, ops: FusedOperators, node: torch.fx.
         _replace(graph, node, ops.gelu_mul, (joined,))
         return True
     if not hasattr(graph, GELU_TABLE):
-        table = torch.nn.functional.gelu(ops.all_bfloat16(), approximate="tanh")
-        graph.register_buffer(GELU_TABLE, table)
+        graph.register_buffer(GELU_TABLE, gelu_table(ops))
     with graph.graph.inserting_before(node):
         table_node = graph.graph.get_attr(GELU_TABLE)
     _replace(graph, node, ops.table_mul, (table_node, joined))
     return True
+
+
+def gelu_table(ops: FusedOperators) -> torch.Tensor:
+    """Return GELU of all bfloat16, for operators that look it up."""
+    assert ops.all_bfloat16 is not None
+    return torch.nn.functional.gelu(ops.all_bfloat16(), approximate="tanh")
 
 
 def _joined(ops: FusedOperators, pattern: Operator, node: torch.fx.Node) -> torch.fx.Node | None:

@@ -10,7 +10,7 @@ gives different logits.
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,15 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from deployments.compute.attention_arguments import check_arguments
 from deployments.compute.device_errors import is_of_device
+from deployments.compute.kept_trace import KeptTrace, Trace
 from deployments.compute.sdpa import Scores
-from deployments.compute.speedups import fuse_on_gpu, use_kernels
-from deployments.compute.traced_graph import NotTraceableError, attend, simplify, trace_graph
+from deployments.compute.speedups import (
+    fuse_on_cpu,
+    fuse_on_gpu,
+    open_kept_trace,
+    use_linear_kernels,
+)
+from deployments.compute.traced_graph import NotTraceableError, attend, simplify
 from deployments.engine.attention.attention import store_and_attend
 from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import PackedStep
@@ -38,6 +44,9 @@ TRACING_ATTENTION = "tracing"
 NUM_ROWS, NUM_DUE = 7, 3
 """Rows of the traced pass, and rows whose logits it returns. Both become symbols for any number, so
 they must differ from each other and from 0 and 1."""
+
+PURPOSE = f"logits of {NUM_DUE} of {NUM_ROWS} rows"
+"""What is traced, for the place where the trace is kept."""
 
 PROBE_LENGTH = 16
 """Tokens of an extent when the trace is compared with the model."""
@@ -56,37 +65,42 @@ class AttentionCall:
 
 
 class TracedForward:
-    """Runs a traced forward pass, with fused operators where the device has them."""
+    """Runs a traced forward pass, with fused operators where the device has them.
 
-    def __init__(self, model: PreTrainedModel, *, has_kernels: bool) -> None:
-        """Trace a model symbolically; nothing is computed.
+    Attributes:
+        was_kept: Whether the trace is one that an earlier start has kept on disk.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, *, has_kernels: bool, reads_kept: bool = True
+    ) -> None:
+        """Trace a model symbolically, unless its trace is on disk; nothing is computed.
 
         Args:
             model: Attends over the KV cache, on its device.
             has_kernels: Whether its device runs the CPU's kernels.
+            reads_kept: Whether a trace that is on disk may be used.
 
         Raises:
             NotTraceableError: The model's control flow depends on values, or on the number of rows.
         """
-        self._calls: list[AttentionCall] = []
-        device = model.device
-        inputs = (
-            torch.zeros(1, NUM_ROWS, dtype=torch.long, device=device),
-            torch.arange(NUM_ROWS, device=device)[None],
-            torch.arange(NUM_DUE, device=device),
-        )
-        with _tracing(model.config.get_text_config()):
-            self._graph = trace_graph(partial(_logits, model, self._calls), inputs)
-        # Converted only now: while tracing, a tensor that is computed has no values.
-        self._calls[:] = [replace(call, scores=call.scores.ready()) for call in self._calls]
         self._has_kernels = has_kernels
-        self._fused: torch.fx.GraphModule | None = None
+        place = open_kept_trace(model, PURPOSE) if has_kernels else None
+        kept = place.read() if place is not None and reads_kept else None
+        self.was_kept = kept is not None
+        found = _traced(model, place) if kept is None else kept
+        self._place = None if self.was_kept else place
+        self._calls = [_call_of(noted) for noted in found.notes]
+        self._graph, self._fused = found.plain, found.fused
         if has_kernels:
-            self._fused = use_kernels(self._graph)
-        elif device.type != "cpu":
-            self._fused = fuse_on_gpu(self._graph, model.dtype, device)
-        for graph in filter(None, (self._graph, self._fused)):
-            simplify(graph)
+            for graph in filter(None, (self._graph, self._fused)):
+                use_linear_kernels(graph)
+
+    def keep(self) -> None:
+        """Keep the trace on disk for later starts, unless it is there or can't be kept."""
+        if self._place is not None:
+            self._place.write()
+            self._place = None
 
     @property
     def description(self) -> str:
@@ -151,12 +165,17 @@ def trace(model: PreTrainedModel, kv: KVCache, *, has_kernels: bool) -> Forward:
     own = StockForward(model)
     try:
         traced = TracedForward(model, has_kernels=has_kernels)
+        expected = _probe(own, kv)
+        if traced.was_kept:
+            if _is_faithful(traced, expected, kv):
+                return traced
+            traced = TracedForward(model, has_kernels=has_kernels, reads_kept=False)
     except NotTraceableError as error:
         logger.info("the forward pass is not traced: %s", error)
         return own
-    expected = _probe(own, kv)
     try:
         if _agree(expected, _probe(traced, kv)):
+            traced.keep()
             return traced
     except Exception as error:  # Triton needs a C compiler, and may lack other things
         # A CPU's kernels need nothing that may be missing: there it is a bug, or memory ran out.
@@ -168,6 +187,58 @@ def trace(model: PreTrainedModel, kv: KVCache, *, has_kernels: bool) -> Forward:
         return traced
     logger.warning("the forward pass is not traced: its logits would differ")
     return own
+
+
+def _traced(model: PreTrainedModel, place: KeptTrace | None) -> Trace:
+    """Trace a model, and prepare the trace to be kept at its place; None keeps none.
+
+    Raises:
+        NotTraceableError: See `TracedForward`.
+    """
+    # Imported here: most starts find their trace on disk, and need no part of torch's tracer.
+    from deployments.compute.graph_tracer import trace_graph
+
+    device, calls = model.device, list[AttentionCall]()
+    inputs = (
+        torch.zeros(1, NUM_ROWS, dtype=torch.long, device=device),
+        torch.arange(NUM_ROWS, device=device)[None],
+        torch.arange(NUM_DUE, device=device),
+    )
+    with _tracing(model.config.get_text_config()):
+        plain = trace_graph(partial(_logits, model, calls), inputs)
+    fused = None
+    if place is not None:
+        fused = fuse_on_cpu(plain)
+    elif device.type != "cpu":
+        fused = fuse_on_gpu(plain, model.dtype, device)
+    for graph in filter(None, (plain, fused)):
+        simplify(graph)
+    found = Trace(plain, fused, [_note_of(call) for call in calls])
+    return found if place is None else place.prepare(found)
+
+
+def _note_of(call: AttentionCall) -> list[Any]:
+    """Return a call as a trace keeps it; `_call_of` reads it."""
+    return [call.layer, call.scores.scale, call.scores.softcap, call.scores.sinks]
+
+
+def _call_of(noted: list[Any]) -> AttentionCall:
+    layer, *scores = noted
+    # Only now: while tracing, a tensor that is computed has no values.
+    return AttentionCall(layer, Scores(*scores).ready())
+
+
+def _is_faithful(kept: TracedForward, expected: list[torch.Tensor], kv: KVCache) -> bool:
+    """Return whether a trace from disk runs and gives the logits that are expected."""
+    try:
+        if _agree(expected, _probe(kept, kv)):
+            return True
+        logger.warning("the trace on disk gives other logits; the model is traced again")
+    except Exception as error:  # the file may name operators that do not fit each other
+        if is_of_device(error):
+            raise
+        logger.warning("the trace on disk fails; the model is traced again", exc_info=True)
+    return False
 
 
 def _agree(expected: list[torch.Tensor], found: list[torch.Tensor]) -> bool:

@@ -6,16 +6,12 @@ Source: https://llvmlite.readthedocs.io/en/latest/user-guide/binding/
 """
 
 from collections.abc import Callable
-from functools import cache
-from hashlib import sha256
-from pathlib import Path
 from typing import Final, Self, TypeVar
 
 import llvmlite
 import llvmlite.binding as llvm
 
-import deployments
-from deployments.compute.cpu.jit.kernel_files import read_kernel, write_kernel
+from deployments.compute.kept_files import KERNELS, source_digest
 from deployments.plan.processor import features, target_features
 
 T = TypeVar("T")
@@ -48,7 +44,7 @@ class MachineCode:
             argument: Its `repr` tells all of it.
             optimize: As above.
         """
-        named = f"{emit.__module__}.{emit.__qualname__}({argument!r}) of {_source_digest()}"
+        named = f"{emit.__module__}.{emit.__qualname__}({argument!r}) of {source_digest()}"
         code = cls.__new__(cls)
         code._engine = _engine_of(named, lambda: emit(argument), optimize=optimize)
         return code
@@ -76,13 +72,13 @@ def _engine_of(named: str, emit: Callable[[], str], *, optimize: bool) -> llvm.E
     )
     version = (llvmlite.__version__, llvm.llvm_version_info)
     key = repr((version, cpu, instructions, optimize, named)).encode()
-    if (compiled := read_kernel(key)) is not None:
+    if (compiled := KERNELS.read(key)) is not None:
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
         engine.add_object_file(llvm.ObjectFileRef.from_data(compiled))
     else:
         module = _checked(emit(), machine, optimize=optimize)
         engine = llvm.create_mcjit_compiler(module, machine)
-        engine.set_object_cache(lambda _, content: write_kernel(key, content))
+        engine.set_object_cache(lambda _, content: KERNELS.write(key, content))
     engine.finalize_object()
     _KEPT.append(engine)
     return engine
@@ -96,12 +92,3 @@ def _checked(source: str, machine: llvm.TargetMachine, *, optimize: bool) -> llv
         builder = llvm.create_pass_builder(machine, options)
         builder.getModulePassManager().run(module, builder)
     return module
-
-
-@cache
-def _source_digest() -> str:
-    """Return a digest of all source that may emit: that of `deployments`."""
-    digest = sha256()
-    for path in sorted(Path(deployments.__file__).parent.rglob("*.py")):
-        digest.update(sha256(path.read_bytes()).digest())
-    return digest.hexdigest()

@@ -152,7 +152,7 @@ def use_small_batch_linear(graph: torch.fx.GraphModule) -> None:
     """Replace a traced graph's linear layers by this kernel, where it can read their weights.
 
     Args:
-        graph: Calls torch's operators, and holds its weights as attributes.
+        graph: Calls torch's operators, and holds its weights as attributes. Its code is made again.
     """
     if find_parallel() is None:
         return
@@ -171,6 +171,7 @@ def use_small_batch_linear(graph: torch.fx.GraphModule) -> None:
         layer = _on_integers(integers, scales, bias, weight_bits)
         _call_module(graph, node, f"quantized_linear_{index}", layer)
     graph.graph.eliminate_dead_code()
+    graph.recompile()
 
 
 @cache

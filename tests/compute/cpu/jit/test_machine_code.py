@@ -5,8 +5,8 @@ import llvmlite
 import pytest
 
 from deployments.compute.cpu.jit import machine_code
-from deployments.compute.cpu.jit.kernel_files import kernel_folder
 from deployments.compute.cpu.jit.machine_code import MachineCode
+from deployments.compute.kept_files import KERNELS
 from deployments.plan.processor import features
 
 NAME = "add"
@@ -15,7 +15,7 @@ NAME = "add"
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return kernel_folder()
+    return KERNELS.folder
 
 
 def adding(number: int) -> str:
@@ -61,7 +61,7 @@ def test_each_thing_that_changes_a_kernel_gives_it_a_file_of_its_own(
     MachineCode.emitted(adding, 4, optimize=True)
     assert num_files(folder) == 3
     with monkeypatch.context() as patch:
-        patch.setattr(machine_code, "_source_digest", lambda: "other source")
+        patch.setattr(machine_code, "source_digest", lambda: "other source")
         MachineCode.emitted(adding, 4, optimize=True)
     assert num_files(folder) == 4
     with monkeypatch.context() as patch:

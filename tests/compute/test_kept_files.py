@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.compute.cpu.jit.kernel_files import kernel_folder, read_kernel, write_kernel
+from deployments.compute.kept_files import KERNELS
 
 KEY, OBJECT = b"a kernel", b"machine code"
 
@@ -14,19 +14,19 @@ KEY, OBJECT = b"a kernel", b"machine code"
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return kernel_folder()
+    return KERNELS.folder
 
 
 @pytest.fixture
 def stored(folder: Path) -> Path:
     """Return the file of a kernel."""
-    write_kernel(KEY, OBJECT)
+    KERNELS.write(KEY, OBJECT)
     (path,) = folder.iterdir()
     return path
 
 
 def test_a_kernel_is_read_under_its_key_only(stored: Path) -> None:
-    assert (read_kernel(KEY), read_kernel(b"another")) == (OBJECT, None)
+    assert (KERNELS.read(KEY), KERNELS.read(b"another")) == (OBJECT, None)
 
 
 def test_folder_and_file_are_closed_to_others(folder: Path, stored: Path) -> None:
@@ -73,7 +73,7 @@ def test_what_others_could_have_written_or_is_damaged_is_passed_over(
     stored: Path, spoil: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     spoil(stored)
-    assert read_kernel(KEY) is None
+    assert KERNELS.read(KEY) is None
     assert "compiled again" in caplog.text
 
 
@@ -81,22 +81,22 @@ def test_what_another_user_owns_is_passed_over(
     stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert read_kernel(KEY) is None
-    write_kernel(b"another", OBJECT)
+    assert KERNELS.read(KEY) is None
+    KERNELS.write(b"another", OBJECT)
     assert list(stored.parent.iterdir()) == [stored]
 
 
 def test_a_folder_that_is_open_to_others_is_not_written(folder: Path) -> None:
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    write_kernel(KEY, OBJECT)
+    KERNELS.write(KEY, OBJECT)
     assert list(folder.iterdir()) == []
 
 
 def test_a_damaged_kernel_is_replaced(stored: Path) -> None:
     damage(stored)
-    write_kernel(KEY, OBJECT)
-    assert read_kernel(KEY) == OBJECT
+    KERNELS.write(KEY, OBJECT)
+    assert KERNELS.read(KEY) == OBJECT
 
 
 def test_a_write_that_fails_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,27 +104,27 @@ def test_a_write_that_fails_leaves_nothing(folder: Path, monkeypatch: pytest.Mon
         raise OSError("the disk is full")
 
     monkeypatch.setattr(os, "replace", fail)
-    write_kernel(KEY, OBJECT)
+    KERNELS.write(KEY, OBJECT)
     assert list(folder.iterdir()) == []
 
 
 def test_a_folder_that_can_not_be_made_stops_nothing(folder: Path) -> None:
     folder.parent.write_text("a file where the folder would be")
-    write_kernel(KEY, OBJECT)
-    assert read_kernel(KEY) is None
+    KERNELS.write(KEY, OBJECT)
+    assert KERNELS.read(KEY) is None
 
 
 def write_often(content: bytes) -> None:
     for _ in range(100):
-        write_kernel(KEY, content)
+        KERNELS.write(KEY, content)
 
 
 def test_processes_that_write_at_once_leave_one_whole_kernel(folder: Path) -> None:
     contents = [bytes([number]) * 10_000 for number in range(3)]
-    write_kernel(KEY, contents[0])
+    KERNELS.write(KEY, contents[0])
     with get_context("spawn").Pool(2) as pool:
         writing = pool.map_async(write_often, contents[1:])
         while not writing.ready():
-            assert read_kernel(KEY) in contents
+            assert KERNELS.read(KEY) in contents
         writing.get()
     assert len(list(folder.iterdir())) == 1
