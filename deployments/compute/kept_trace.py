@@ -37,6 +37,9 @@ HELD: Final = frozenset(
 )
 """Those of them that may be filled, or say nothing of a pass; the others are hooks."""
 
+SOURCES: Final = {"name_or_path", "_name_or_path"}
+"""Where a model and its configuration were loaded from; elsewhere the trace is the same."""
+
 KNOWN_CODE: Final = ("torch", "transformers", "deployments")
 """Packages whose versions, or whose source, are in the key."""
 
@@ -136,7 +139,7 @@ def _describe_module(path: str, module: torch.nn.Module) -> tuple[Any, ...]:
     own = vars(module)
     if hooks := sorted(name for name in OWN - HELD if own.get(name)):
         raise UnknownPartError(f"{path or 'the model'} has {', '.join(hooks)}")
-    held = {name: value for name, value in own.items() if name not in OWN}
+    held = {name: value for name, value in own.items() if name not in OWN | SOURCES}
     held |= {**module._parameters, **module._buffers}
     described = sorted((name, _described(each)) for name, each in held.items())
     return path, _name_of(type(module)), described
@@ -167,7 +170,7 @@ def _described(value: object) -> str:
         case partial():
             return repr(("partial", *map(_described, (value.func, value.args, value.keywords))))
         case PreTrainedConfig():
-            held = {**value.to_dict(), "_name_or_path": ""}  # not the place it was loaded from
+            held = {name: each for name, each in value.to_dict().items() if name not in SOURCES}
             return json.dumps(held, sort_keys=True, default=str)
     return _name_of(type(value))
 

@@ -1,6 +1,7 @@
 import json
 import logging
 import platform
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedConfig
+from transformers import BertConfig, BertModel, PreTrainedConfig
 
 from deployments.compute import kept_trace
 from deployments.compute.cpu.fusion.ops import OPERATORS
@@ -63,6 +64,21 @@ def test_a_kept_trace_computes_the_same_on_the_weights_of_the_model_that_is_ther
     model.get_parameter("0.weight").mul_(2)
     model.get_parameter("2.weight").mul_(2)
     assert not torch.equal(found.plain(ids, None), expected)
+
+
+def test_a_model_has_one_place_wherever_its_files_lie(tmp_path: Path) -> None:
+    config = BertConfig(
+        vocab_size=9,
+        hidden_size=4,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=4,
+    )
+    BertModel(config).save_pretrained(tmp_path / "one")
+    copy = shutil.copytree(tmp_path / "one", tmp_path / "two")
+    one, two = (BertModel.from_pretrained(each) for each in (tmp_path / "one", copy))
+    assert one.name_or_path != two.name_or_path
+    assert place_of(one)._key == place_of(two)._key is not None
 
 
 def test_all_that_decides_a_trace_has_a_place_of_its_own(
