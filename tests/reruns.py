@@ -1,4 +1,4 @@
-"""Runs failed tests that may be starved once more, alone, after all others; each try is shown.
+"""Runs failed tests once more if they may be starved, alone, after all others; shows each try.
 
 Ray, HAProxy, browsers and vLLM's engines may be starved by other work on a machine, and so may
 tests that wait on sockets while it stands still for seconds. Any other test in the suite's own
@@ -56,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rerun-starved",
         action="store_true",
-        help="run failed tests that may be starved once more, alone, after all others",
+        help="run failed tests once more if they may be starved, alone, after all others",
     )
 
 

@@ -55,7 +55,6 @@ __all__ = (
     "pack_weights",
     "releasing_gil",
     "unless_triton_fails",
-    "use_linear_kernels",
 )
 
 
@@ -93,17 +92,6 @@ def fuse_on_cpu(graph: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
     from deployments.compute.cpu.fusion.ops import OPERATORS
 
     return fuse(graph, OPERATORS)
-
-
-def use_linear_kernels(graph: torch.fx.GraphModule) -> None:
-    """Make a graph use the kernels of linear layers.
-
-    Args:
-        graph: Traced, or read from disk; its weights are packed.
-    """
-    from deployments.compute.cpu.linear.small_batch_linear import use_small_batch_linear
-
-    use_small_batch_linear(graph)
 
 
 def fuse_on_gpu(

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from transformers.utils.generic import ModelOutput
 
-from deployments.compute.kept_trace import Trace
+from deployments.compute.kept_trace import Trace, TracedPass
 from deployments.compute.sdpa import Scores
 from deployments.compute.speedups import (
     fuse_on_cpu,
     open_kept_trace,
     releasing_gil,
-    use_linear_kernels,
 )
 from deployments.compute.traced_graph import NotTraceableError, attend, simplify
 from deployments.pooling.packed_attention import AttendedRow, AttentionCall
@@ -51,12 +50,8 @@ class _TracedRow:
         return output
 
 
-class TracedBackbone:
-    """Runs the trace of a backbone; any number of threads may do so at once.
-
-    Attributes:
-        was_kept: Whether the trace is one that an earlier start has kept on disk.
-    """
+class TracedBackbone(TracedPass):
+    """Runs the trace of a backbone; any number of threads may do so at once."""
 
     def __init__(
         self, backbone: torch.nn.Module, *, with_types: bool, reads_kept: bool = True
@@ -75,30 +70,13 @@ class TracedBackbone:
         self._with_types = with_types
         num_inputs = 3 if with_types else 2
         place = open_kept_trace(backbone, f"backbone of {num_inputs} x {NUM_ROWS}")
-        kept = place.read() if reads_kept else None
-        self.was_kept = kept is not None
-        found = place.prepare(_traced(backbone, num_inputs)) if kept is None else kept
-        self._place = None if self.was_kept else place
-        kind, self._names, calls = found.notes
+        super().__init__(partial(_traced, backbone, num_inputs), place, reads_kept=reads_kept)
+        kind, self._names, calls = self._notes
         self._kind = _output_kind(*kind)
         self._calls = [
             AttentionCall(is_causal, window, Scores(*scores))
             for is_causal, window, *scores in calls
         ]
-        self._graph, self._fused = found.plain, found.fused
-        for graph in filter(None, (self._graph, self._fused)):
-            use_linear_kernels(graph)
-
-    def keep(self) -> None:
-        """Keep the trace on disk for later starts, unless it is there or can't be kept."""
-        if self._place is not None:
-            self._place.write()
-            self._place = None
-
-    def unfuse(self) -> bool:
-        """Use only torch's small operators from now on; return whether fused ones were in use."""
-        was_fused, self._fused = self._fused is not None, None
-        return was_fused
 
     def takes(self, types: torch.Tensor | None) -> bool:
         """Return whether the trace is valid for texts of such types."""

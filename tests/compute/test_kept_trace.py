@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, BertModel, PreTrainedConfig
+from transformers import PreTrainedConfig, Qwen2ForCausalLM
 
 from deployments.compute import kept_trace
 from deployments.compute.cpu.fusion.ops import OPERATORS
@@ -18,6 +18,7 @@ from deployments.compute.graph_tracer import trace_graph
 from deployments.compute.kept_files import DIGEST_BYTES, TRACES
 from deployments.compute.kept_trace import KeptTrace, Trace
 from deployments.compute.traced_graph import simplify
+from tests.engine.tiny_models import qwen2
 from tests.offenders import every
 
 NOTES = [[0, 0.1, None], ["a", "b"]]
@@ -67,16 +68,9 @@ def test_a_kept_trace_computes_the_same_on_the_weights_of_the_model_that_is_ther
 
 
 def test_a_model_has_one_place_wherever_its_files_lie(tmp_path: Path) -> None:
-    config = BertConfig(
-        vocab_size=9,
-        hidden_size=4,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        intermediate_size=4,
-    )
-    BertModel(config).save_pretrained(tmp_path / "one")
+    qwen2().save_pretrained(tmp_path / "one")
     copy = shutil.copytree(tmp_path / "one", tmp_path / "two")
-    one, two = (BertModel.from_pretrained(each) for each in (tmp_path / "one", copy))
+    one, two = (Qwen2ForCausalLM.from_pretrained(each) for each in (tmp_path / "one", copy))
     assert one.name_or_path != two.name_or_path
     assert place_of(one)._key == place_of(two)._key is not None
 

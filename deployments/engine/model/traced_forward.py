@@ -19,13 +19,12 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from deployments.compute.attention_arguments import check_arguments
 from deployments.compute.device_errors import is_of_device
-from deployments.compute.kept_trace import KeptTrace, Trace
+from deployments.compute.kept_trace import Trace, TracedPass
 from deployments.compute.sdpa import Scores
 from deployments.compute.speedups import (
     fuse_on_cpu,
     fuse_on_gpu,
     open_kept_trace,
-    use_linear_kernels,
 )
 from deployments.compute.traced_graph import NotTraceableError, attend, simplify
 from deployments.engine.attention.attention import store_and_attend
@@ -64,12 +63,8 @@ class AttentionCall:
     scores: Scores
 
 
-class TracedForward:
-    """Runs a traced forward pass, with fused operators where the device has them.
-
-    Attributes:
-        was_kept: Whether the trace is one that an earlier start has kept on disk.
-    """
+class TracedForward(TracedPass):
+    """Runs a traced forward pass, with fused operators where the device has them."""
 
     def __init__(
         self, model: PreTrainedModel, *, has_kernels: bool, reads_kept: bool = True
@@ -86,36 +81,14 @@ class TracedForward:
         """
         self._has_kernels = has_kernels
         place = open_kept_trace(model, PURPOSE) if has_kernels else None
-        kept = place.read() if place is not None and reads_kept else None
-        self.was_kept = kept is not None
-        found = _traced(model, place) if kept is None else kept
-        self._place = None if self.was_kept else place
-        self._calls = [_call_of(noted) for noted in found.notes]
-        self._graph, self._fused = found.plain, found.fused
-        if has_kernels:
-            for graph in filter(None, (self._graph, self._fused)):
-                use_linear_kernels(graph)
-
-    def keep(self) -> None:
-        """Keep the trace on disk for later starts, unless it is there or can't be kept."""
-        if self._place is not None:
-            self._place.write()
-            self._place = None
+        make = partial(_traced, model, has_kernels=has_kernels)
+        super().__init__(make, place, reads_kept=reads_kept)
+        self._calls = [_call_of(noted) for noted in self._notes]
 
     @property
     def description(self) -> str:
         """How the pass runs, in words."""
         return "traced, with fused operators" if self.is_fused else "traced"
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether fused operators are in use."""
-        return self._fused is not None
-
-    def unfuse(self) -> bool:
-        """Use only torch's operators from now on; return whether fused ones were in use."""
-        was_fused, self._fused = self._fused is not None, None
-        return was_fused
 
     def open_replay(self, kv: KVCache, max_rows: int) -> DecodeReplay | None:
         """Return a replay of decode steps, or None for a pass without the CPU's fused operators.
@@ -189,12 +162,8 @@ def trace(model: PreTrainedModel, kv: KVCache, *, has_kernels: bool) -> Forward:
     return own
 
 
-def _traced(model: PreTrainedModel, place: KeptTrace | None) -> Trace:
-    """Trace a model, and prepare the trace to be kept at its place; None keeps none.
-
-    Raises:
-        NotTraceableError: See `TracedForward`.
-    """
+def _traced(model: PreTrainedModel, *, has_kernels: bool) -> Trace:
+    """Trace a model; see `TracedForward`."""
     # Imported here: most starts find their trace on disk, and need no part of torch's tracer.
     from deployments.compute.graph_tracer import trace_graph
 
@@ -207,14 +176,13 @@ def _traced(model: PreTrainedModel, place: KeptTrace | None) -> Trace:
     with _tracing(model.config.get_text_config()):
         plain = trace_graph(partial(_logits, model, calls), inputs)
     fused = None
-    if place is not None:
+    if has_kernels:
         fused = fuse_on_cpu(plain)
     elif device.type != "cpu":
         fused = fuse_on_gpu(plain, model.dtype, device)
     for graph in filter(None, (plain, fused)):
         simplify(graph)
-    found = Trace(plain, fused, [_note_of(call) for call in calls])
-    return found if place is None else place.prepare(found)
+    return Trace(plain, fused, [_note_of(call) for call in calls])
 
 
 def _note_of(call: AttentionCall) -> list[Any]:
