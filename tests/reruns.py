@@ -6,13 +6,17 @@ process has no such excuse and is never run again. A second failure is a failure
 summary shows the first failure of each test that then passed, and ends with a line for each test
 that ran again.
 
+A failed test may leave sockets open, which is no fault of the next one that meets them.
+
 `--rerun-starved` turns it on, as `make test` and `make test-vllm` do.
 """
 
+import gc
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -28,6 +32,8 @@ MAX_FILES = 8
 """Failures in more files have one cause that a second try does not remove."""
 DEADLINE_S = 600
 FAILURES = ("failed", "error")
+LAST_ERROR = ("last_exc", "last_type", "last_value", "last_traceback")
+"""The names in `sys` by which pytest keeps a failed test's frames until the next test."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run failed tests once more if they may be starved, alone, after all others",
     )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let what a failed test has left open end with it: a later one would be told of it."""
+    num_failed = item.session.testsfailed
+    result = yield
+    if item.session.testsfailed > num_failed:
+        for name in LAST_ERROR:
+            vars(sys).pop(name, None)
+        with warnings.catch_warnings(action="ignore"):
+            gc.collect()
+    return result
 
 
 _reruns = pytest.StashKey[list[Rerun]]()

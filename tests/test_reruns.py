@@ -68,6 +68,21 @@ def test_one_that_fails_twice_is_a_failure(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*1 failed, 1 passed, 1 rerun in*"])
 
 
+def test_what_one_that_failed_has_left_open_fails_no_other(pytester: pytest.Pytester) -> None:
+    leaves = """
+import gc, socket
+@pytest.mark.ray
+def test_leaves():
+    left = [socket.socket()]
+    left.append(left)
+    fails_at_first('leaves', 1)
+    left[0].close()
+"""
+    collects = '@pytest.mark.filterwarnings("error")\ndef test_collects(): gc.collect()\n'
+    result = run(pytester, leaves, collects)
+    result.stdout.fnmatch_lines(["*2 passed, 1 rerun in*"])
+
+
 def test_one_in_process_is_never_run_again(pytester: pytest.Pytester) -> None:
     result = run(pytester, ONCE, IN_PROCESS)
     assert result.ret == pytest.ExitCode.TESTS_FAILED

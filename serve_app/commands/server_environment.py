@@ -292,8 +292,11 @@ def _direct_calls(environment: Mapping[str, str]) -> dict[str, str]:
     return {PROXY_OF_GRPC: "", "no_proxy": direct, "NO_PROXY": direct}
 
 
-def is_free(host: str, port: int) -> bool:
+def is_free(host: str, port: int, *, has_reuse: bool = True) -> bool:
     """Return whether a server could listen there.
+
+    `has_reuse` is whether it sets SO_REUSEADDR, as most do: a port whose connections were closed
+    within the last minute is free for it, and taken for others.
 
     Raises:
         OSError: Not because of another program: the host is not this machine's, or the port is not
@@ -301,8 +304,7 @@ def is_free(host: str, port: int) -> bool:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        # Servers set this option too: a port whose connections were just closed counts as free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, has_reuse)
         try:
             probe.bind((host, port))
         except OSError as error:
@@ -313,10 +315,13 @@ def is_free(host: str, port: int) -> bool:
 
 
 def each_free_port() -> Iterator[int]:
-    """Yield ports on which nothing listens, nor any process is given one by the system."""
+    """Yield ports that no socket has at any address, and that the system gives to none by itself.
+
+    Serve's servers of HTTP set no SO_REUSEADDR.
+    """
     # Not by the common generator: a seed would give several processes the same ports.
     candidates = random.SystemRandom().sample(CHOSEN_PORTS, len(CHOSEN_PORTS))
-    return (port for port in candidates if is_free("127.0.0.1", port))
+    return (port for port in candidates if is_free("0.0.0.0", port, has_reuse=False))
 
 
 def free_ports(num_ports: int) -> list[int]:

@@ -1,5 +1,6 @@
 import os
 import pwd
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,8 @@ from serve_app.commands.server_environment import (
     TOKEN_FILE,
     MissingHAProxyError,
     NoFolderError,
+    each_free_port,
+    free_ports,
     home_and_token,
     is_free,
     make_own_folder,
@@ -67,6 +70,24 @@ def test_chosen_ports_are_not_among_those_that_any_process_may_get() -> None:
     assert CHOSEN_PORTS[-1] < constants.RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT
     environment = server_environment({}, FOLDER)
     assert {int(environment[name]) for name in HAPROXY_PORTS} <= set(CHOSEN_PORTS)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])
+def test_a_port_is_not_chosen_while_a_socket_or_a_connection_just_closed_has_it(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve listens without SO_REUSEADDR: the system refuses it such a port for a minute."""
+    (port,) = free_ports(1)
+    monkeypatch.setattr(server_environment_module, "CHOSEN_PORTS", range(port, port + 1))
+    assert list(each_free_port()) == [port]
+    with socket.create_server((address, port)) as server:
+        client = socket.create_connection((address, port))
+        connection, _ = server.accept()
+        assert list(each_free_port()) == []
+        connection.close()
+        client.close()
+    assert is_free(address, port)
+    assert list(each_free_port()) == []
 
 
 def test_variables_that_are_set_stay() -> None:
