@@ -192,15 +192,17 @@ def _lifespan(
         if parts.is_stopping is not None:
             watches.append(partial(sockets.watch, parts.is_stopping))
         tasks = [asyncio.create_task(each()) for each in watches]
-        yield
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        if jobs is not None:
-            await jobs.store.close()
-        await asyncio.gather(*(close() for close in parts.on_shutdown))
-        if parts.tracer is not None:
-            await asyncio.to_thread(parts.tracer.close)
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            if jobs is not None:
+                await jobs.store.close()
+            await asyncio.gather(*(close() for close in parts.on_shutdown))
+            if parts.tracer is not None:
+                await asyncio.to_thread(parts.tracer.close)
 
     return lifespan
 

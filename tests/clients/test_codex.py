@@ -29,7 +29,7 @@ CALL = call_of(TOOL, '{"cmd": "echo from-the-tool"}')
 
 @asynccontextmanager
 async def listening(app: FastAPI) -> AsyncIterator[str]:
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         async with anyio.create_task_group() as group:
             group.start_soon(server.serve, [listener])

@@ -3,13 +3,14 @@
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
+from serve_app import ingress
 from serve_app.backends.key_ledger import Ledger
 from serve_app.backends.replicas.backend import Backend
 from serve_app.config import ApiKey, AppConfig
@@ -115,6 +116,19 @@ def make_app(
 async def client_of(app: FastAPI) -> AsyncIterator[AppClient]:
     async with AppClient(app) as client:
         yield client
+
+
+@asynccontextmanager
+async def keeping(app: FastAPI) -> AsyncIterator[AppClient]:
+    """Ask an application that keeps jobs and runs none; close its database at the end.
+
+    FastAPI's caches keep an application long after its test.
+    """
+    async with AsyncExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ingress, "_runners", lambda *parts: ())
+            await stack.enter_async_context(app.router.lifespan_context(app))
+        yield await stack.enter_async_context(client_of(app))
 
 
 def access_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:

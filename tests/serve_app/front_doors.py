@@ -4,11 +4,12 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import uvicorn
 from ray.serve._private import http_util
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
 from ray.serve.config import HTTPOptions
@@ -41,14 +42,16 @@ async def on_uvicorn(
     """
     monkeypatch.setattr(http_util, MIDDLEWARE, SWITCHES[MIDDLEWARE])
     monkeypatch.setattr(server_edge, "own_actor_name", lambda: actor)
+    # The handlers that uvicorn would restore later are those of the loop's run that started it.
+    monkeypatch.setattr(uvicorn.Server, "capture_signals", lambda server: nullcontext())
     options = HTTPOptions(host=host, port=free_port())
     options = http_util.configure_http_middlewares(
         http_util.configure_http_options_with_defaults(options)
     )
     loop = asyncio.get_running_loop()
     task, server = await http_util.start_asgi_http_server(app, options, event_loop=loop)
-    await wait_until_open(options.port, reached_at(host))
     try:
+        await wait_until_open(options.port, reached_at(host))
         yield options.port
     finally:
         server.should_exit = True

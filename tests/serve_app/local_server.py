@@ -67,7 +67,7 @@ class LocalServer:
     @contextmanager
     def listening(self) -> Iterator[str]:
         """Let other processes reach the application, at the yielded address."""
-        server = uvicorn.Server(uvicorn.Config(self.app, lifespan="off", log_level="warning"))
+        server = uvicorn.Server(uvicorn.Config(self.app, lifespan="off", log_config=None))
         with socket.create_server((LOCALHOST, 0)) as listener:
             serving = self.portal.start_task_soon(server.serve, [listener])
             try:

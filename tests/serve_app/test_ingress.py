@@ -35,6 +35,29 @@ async def test_connections_are_closed_when_the_application_ends(config: AppConfi
     assert closed == ["here"]
 
 
+async def test_an_error_while_the_application_runs_ends_what_it_started(
+    config: AppConfig, backend: FakeBackend
+) -> None:
+    ended: list[str] = []
+
+    async def watch() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("watch")
+
+    async def close() -> None:
+        ended.append("connections")
+
+    app = build_app(AppParts(config, {"m": backend}, watches=[watch], on_shutdown=[close]))
+    running = app.router.lifespan_context(app)
+    await running.__aenter__()
+    await asyncio.sleep(0)
+    broken = RuntimeError("broken")
+    assert not await running.__aexit__(RuntimeError, broken, None)
+    assert ended == ["watch", "connections"]
+
+
 async def openapi(client: httpx.AsyncClient) -> dict[str, Any]:
     document: dict[str, Any] = (await client.get("/openapi.json")).json()
     return document

@@ -28,6 +28,7 @@ from tests.serve_app.apps import (
     access_lines,
     bearer,
     client_of,
+    keeping,
     make_app,
     ring,
 )
@@ -337,7 +338,7 @@ async def test_a_key_sees_and_runs_only_its_own(
 async def test_a_batch_of_a_key_that_is_gone_fails(backend: FakeBackend, folder: Path) -> None:
     jobs = {"folder": str(folder)}
     app = make_app(backend, ring(), jobs=jobs)
-    async with client_of(app) as client:  # nothing runs batches
+    async with keeping(app) as client:
         client.headers = httpx.Headers(bearer(ALICE))
         created = await create(client, [line("a")])
     only_bob = KeyRing(ring().keys[1:])
@@ -365,7 +366,7 @@ async def test_a_batch_of_a_key_that_is_gone_fails(backend: FakeBackend, folder:
 async def test_a_wrong_field_is_named(
     backend: FakeBackend, folder: Path, change: dict[str, object], param: str
 ) -> None:
-    async with client_of(app_of(backend, folder)) as client:
+    async with keeping(app_of(backend, folder)) as client:
         body = {"input_file_id": "x", "endpoint": COMPLETIONS, "completion_window": "24h"}
         assert (await client.refused(BATCHES, {**body, **change}))["param"] == param
         assert (await client.refused(BATCHES, body, 404))["param"] == "input_file_id"

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve_app.apps import ALICE, BOB, AppClient, bearer, client_of, make_app, ring
+from tests.serve_app.apps import ALICE, BOB, AppClient, bearer, client_of, keeping, make_app, ring
 from tests.serve_app.fakes import FakeBackend
 
 CONTENTS = b'{"custom_id": "1"}\n'
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 async def client(folder: Path) -> AsyncIterator[AppClient]:
     jobs = {"folder": str(folder), "max_file_bytes": 1024, "max_num_files": 3}
-    async with client_of(make_app(FakeBackend(), ring(), jobs=jobs)) as client:
+    async with keeping(make_app(FakeBackend(), ring(), jobs=jobs)) as client:
         client.headers = httpx.Headers(bearer(ALICE))
         yield client
 
@@ -70,7 +70,7 @@ async def test_a_key_sees_only_its_own_files(client: AppClient) -> None:
 async def test_a_page_of_another_site_may_upload_nothing_without_a_key(folder: Path) -> None:
     """Browsers send a form for any page, and only keep the answer from it."""
     app = make_app(FakeBackend(), jobs={"folder": str(folder)})
-    async with client_of(app) as client:
+    async with keeping(app) as client:
         own = str(client.base_url)
         client.headers["origin"] = "http://elsewhere.example"
         refused = await upload(client, status=403)
@@ -127,7 +127,7 @@ async def test_what_is_too_much_is_refused_and_leaves_nothing(
 
 async def test_bytes_are_bounded_for_each_key(folder: Path) -> None:
     jobs = {"folder": str(folder), "max_stored_bytes": 1500}
-    async with client_of(make_app(FakeBackend(), ring(), jobs=jobs)) as client:
+    async with keeping(make_app(FakeBackend(), ring(), jobs=jobs)) as client:
         client.headers = httpx.Headers(bearer(ALICE))
         await upload(client, b"x" * 1000)
         error = (await upload(client, b"x" * 1000, 403))["error"]
@@ -193,7 +193,7 @@ async def test_a_form_needs_a_file_and_a_purpose(client: AppClient) -> None:
 async def test_a_file_may_be_larger_than_other_bodies(folder: Path) -> None:
     limits = {"max_body_bytes": 1024}
     jobs = {"folder": str(folder), "max_file_bytes": 4096}
-    async with client_of(make_app(FakeBackend(), limits=limits, jobs=jobs)) as client:
+    async with keeping(make_app(FakeBackend(), limits=limits, jobs=jobs)) as client:
         assert (await upload(client, b"x" * 4000))["bytes"] == 4000
 
 
@@ -214,7 +214,7 @@ async def test_a_server_without_a_folder_says_what_to_set(tmp_path: Path) -> Non
 
 async def test_a_store_that_can_not_be_used_leaves_the_models_served(tmp_path: Path) -> None:
     jobs = {"folder": str(tmp_path / "missing" / "jobs")}
-    async with client_of(make_app(FakeBackend(), jobs=jobs)) as client:
+    async with keeping(make_app(FakeBackend(), jobs=jobs)) as client:
         answer = await client.get(FILES)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "jobs_unavailable")
         assert str(tmp_path) not in answer.text

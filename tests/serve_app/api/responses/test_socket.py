@@ -12,7 +12,7 @@ from deployments.contract.errors import GenerationFailedError, OverloadedError
 from deployments.contract.messages import ChatMessage, TextPart
 from serve_app.api.responses.socket import MAX_ANSWERED, MAX_WAITING
 from tests.serve_app.api.responses.test_routes import TOOL, kinds_of, streamed
-from tests.serve_app.apps import ALICE, Client, access_lines, bearer, make_app, ring
+from tests.serve_app.apps import ALICE, Client, access_lines, bearer, keeping, make_app, ring
 from tests.serve_app.asgi_socket import LAST, AsgiSocket
 from tests.serve_app.fakes import CALL, HELLO, FakeBackend, text_of
 from tests.serve_app.middleware.test_rate_limits import CountedLedger
@@ -102,7 +102,7 @@ async def test_another_id_is_that_of_a_stored_response_where_there_is_a_store(
     backend: FakeBackend, tmp_path: Path
 ) -> None:
     app = make_app(backend, jobs={"folder": str(tmp_path / "jobs")})
-    async with AsgiSocket(app) as socket, AsgiSocket(app) as other:
+    async with keeping(app), AsgiSocket(app) as socket, AsgiSocket(app) as other:
         first = (await socket.ask(input="hi"))[-1]["response"]
         second = (await other.ask(input="and?", previous_response_id=first["id"]))[-1]["response"]
         assert said(backend) == [("user", "hi"), ("assistant", "Hello, world!"), ("user", "and?")]

@@ -36,7 +36,7 @@ from tests.serve_app.api.batches.test_routes import (
     until,
 )
 from tests.serve_app.api.batches.test_routes import line as batch_line
-from tests.serve_app.apps import ALICE, BOB, AppClient, bearer, client_of, make_app, ring
+from tests.serve_app.apps import ALICE, BOB, AppClient, bearer, keeping, make_app, ring
 from tests.serve_app.fakes import CALL, HELLO, FakeBackend, FakeClock, Step, text_of
 
 RESPONSES = "/v1/responses"
@@ -420,7 +420,7 @@ async def test_events_that_are_read_as_they_come_are_those_that_are_read_later(
         monkeypatch.setattr(background, "FOLLOW_HERE_S", NEVER_S)
     async with (
         running(app_of(backend, folder)) as client,
-        client_of(app_of(FakeBackend(), folder)) as other,
+        keeping(app_of(FakeBackend(), folder)) as other,
     ):
         told = await ask(client, background=True)
         await eventually(lambda: bool(backend.streams) and backend.streams[0].waits.is_set())
