@@ -11,13 +11,16 @@ logger = logging.getLogger(__name__)
 
 OUT_OF_MEMORY_SIGNS = (
     "out of memory",  # CUDA's own message, for memory that torch's allocator did not ask for
-    "CUBLAS_STATUS_ALLOC_FAILED",
+    "_ALLOC_FAILED",  # the end of a status of cuBLAS, cuSOLVER and cuFFT, and of cuDNN before 9
+    "_HOST_ALLOCATION_FAILED",  # of cuDNN
+    "_DEVICE_ALLOCATION_FAILED",  # of cuDNN
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
 )
 """Messages of out-of-memory errors that are not a `torch.OutOfMemoryError`.
 
-Source: torch, c10/core/impl/alloc_cpu.cpp; CUDA, cudaErrorMemoryAllocation.
+Source: torch, c10/core/impl/alloc_cpu.cpp; CUDA, cudaErrorMemoryAllocation; cuBLAS,
+cublasStatus_t; cuDNN, cudnnStatus_t.
 """
 
 

@@ -9,6 +9,10 @@ from deployments.compute.device_errors import (
 )
 
 
+def cudnn_error(cause: str) -> RuntimeError:
+    return RuntimeError(f"cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_{cause}")
+
+
 def test_the_cpu_allocators_own_error_is_out_of_memory() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(10**16, dtype=torch.uint8)
@@ -23,6 +27,11 @@ def test_the_cpu_allocators_own_error_is_out_of_memory() -> None:
         (torch.AcceleratorError("CUDA error: out of memory"), True, False),
         (torch.AcceleratorError("CUDA error: device-side assert triggered"), False, True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True, False),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True, False),
+        (cudnn_error("HOST_ALLOCATION_FAILED"), True, False),
+        (cudnn_error("DEVICE_ALLOCATION_FAILED"), True, False),
+        (cudnn_error("TEXTURE_CREATION_FAILED"), False, False),
+        (RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"), True, False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False, False),
         (ValueError("out of memory, says the user"), False, False),
     ],

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import torch
 
 from deployments.compute.card_room import wait_for_room
-from deployments.compute.device_errors import is_fatal
+from deployments.compute.device_errors import is_fatal, is_out_of_memory
 from deployments.compute.host_to_device import wait_for
 from deployments.plan.cache_folder import UnnamedFile
 
@@ -65,7 +65,8 @@ class DeviceMemory:
         """Get memory again, elsewhere, with whatever another program has left there.
 
         Raises:
-            torch.OutOfMemoryError: The device has had no room for some seconds; see `card_room`.
+            RuntimeError: The device has had no room for some seconds (`is_out_of_memory`; see
+                `card_room`), or is lost (`is_fatal`).
         """
         left = deque(self._storages)
         if not wait_for_room(partial(_has_taken, left)):
@@ -216,7 +217,7 @@ class DeviceWeights:
 
         Raises:
             OSError: They can't be read; the model must not be used any more.
-            torch.OutOfMemoryError: The device has no room; the same.
+            RuntimeError: The device has no room, or is lost; the same.
         """
         if self.is_given_back:
             assert self._memory is not None, "what was given back was copied before"
@@ -257,7 +258,9 @@ def _has_taken(left: deque[tuple[torch.UntypedStorage, int]]) -> bool:
     """Give storages memory while there is room; return whether all have it."""
     try:
         _take(left)
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         return False
     return True
 
@@ -266,7 +269,7 @@ def _take(left: deque[tuple[torch.UntypedStorage, int]]) -> None:
     """Give storages memory of these sizes, and remove each that has it.
 
     Raises:
-        torch.OutOfMemoryError: The device has no room for the first one that is left.
+        RuntimeError: The device has no room for the first one that is left, or is lost.
     """
     while left:
         storage, num_bytes = left[0]

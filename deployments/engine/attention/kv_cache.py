@@ -180,7 +180,7 @@ class KVCache:
         """Reserve all blocks again, as zeros, after `give_back_all`.
 
         Raises:
-            torch.OutOfMemoryError: The GPU has no room.
+            RuntimeError: The GPU has no room (`is_out_of_memory`), or is lost.
         """
         if self._reserved is None:
             self._memory.take_back()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from deployments.compute.card_room import wait_for_room
 from deployments.compute.gpu import device_memory
 from deployments.compute.gpu.device_memory import (
     CHUNK_BYTES,
@@ -107,6 +108,45 @@ def test_each_storage_counts_once_and_what_lies_elsewhere_stays() -> None:
     assert foreign.tolist() == [0] * 16
     memory.take_back()
     assert model.held_bytes == NUM_BYTES + 61 * 2  # the storage of the view, seen twice
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB."),
+        torch.AcceleratorError("CUDA error: out of memory"),
+    ],
+)
+def test_memory_is_waited_for_whatever_says_that_there_is_none(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = DeviceMemory([torch.zeros(8)], CPU)
+    memory.give_back()
+    resize, refusals = torch.UntypedStorage.resize_, [error, error]
+
+    def resize_late(storage: torch.UntypedStorage, num_bytes: int) -> None:
+        if refusals:
+            raise refusals.pop()
+        resize(storage, num_bytes)
+
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", resize_late)
+    slept = list[float]()
+    wait = partial(wait_for_room, now_s=lambda: sum(slept), sleep=slept.append)
+    monkeypatch.setattr(device_memory, "wait_for_room", wait)
+    memory.take_back()
+    assert len(slept) == 2
+    assert memory.num_bytes == 8 * 4 == sum(len(part) for run in memory.chunks() for _, part in run)
+
+
+def test_a_lost_device_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = DeviceMemory([torch.zeros(8)], CPU)
+    memory.give_back()
+    lost = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", failing(lost))
+    wait = partial(wait_for_room, now_s=lambda: 0, sleep=failing(AssertionError("it waits")))
+    monkeypatch.setattr(device_memory, "wait_for_room", wait)
+    with pytest.raises(torch.AcceleratorError, match="illegal"):
+        memory.take_back()
 
 
 def test_a_chunk_is_never_larger_than_a_block_and_all_bytes_are_there(small_chunks: None) -> None:
