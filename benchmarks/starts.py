@@ -68,7 +68,7 @@ def start(source: Path, *, as_actor: bool) -> tuple["PlacedEngine", Phases]:
     with patch.object(own_actor, "is_actor", lambda: as_actor):
         import deployments.text_generator  # noqa: F401 - what Ray imports for a replica
     end_phase("imports")
-    from deployments.compute import graph_tracer
+    from deployments.compute.traced_model import graph_tracer
     from deployments.contract.model_spec import ModelConfig, ModelSpec
     from deployments.device.memory_readers import unshared_bytes
     from deployments.generator.placed_engine import place_engine

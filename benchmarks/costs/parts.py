@@ -69,7 +69,7 @@ REPLICA: Final = (
     *_rules("metrics", "/telemetry/", "/replica/metrics.py"),
     # What launches kernels (`compute/cpu/jit`) has no rule, so that they are their callers' part.
     *_rules(PRODUCTS, "/compute/cpu/linear/", "/compute/merged_linear.py"),
-    *_rules(FORWARD, "/compute/cpu/attention/", "/compute/cpu/fusion/", "/compute/traced_graph.py"),
+    *_rules(FORWARD, "/compute/cpu/attention/", "/compute/cpu/fusion/", "/compute/traced_model/"),
     *_rules(FORWARD, "/pooling/packed_attention.py", "/pooling/traced_backbone.py"),
     *_rules(FORWARD, "/transformers/models/"),
     *_rules("packing and copies", "/pooling/packed_backbone.py", "/pooling/pooling_model.py"),

@@ -29,7 +29,7 @@ from deployments.compute.device_errors import is_of_device
 from deployments.compute.fusion.fuse import fuse
 from deployments.compute.fusion.fused_operators import FusedOperators
 from deployments.compute.gpu.device_memory import DeviceMemory, DeviceWeights
-from deployments.compute.kept_trace import KeptTrace
+from deployments.compute.traced_model.kept_trace import KeptTrace
 from deployments.plan.processor import features, has_bfloat16
 
 __all__ = (

@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from transformers.utils.generic import ModelOutput
 
-from deployments.compute.kept_trace import Trace, TracedPass
 from deployments.compute.sdpa import Scores
 from deployments.compute.speedups import (
     fuse_on_cpu,
     open_kept_trace,
     releasing_gil,
 )
-from deployments.compute.traced_graph import NotTraceableError, attend, simplify
+from deployments.compute.traced_model.kept_trace import Trace
+from deployments.compute.traced_model.traced_graph import NotTraceableError, attend, simplify
+from deployments.compute.traced_model.traced_pass import TracedPass, find_faithful
 from deployments.pooling.packed_attention import AttendedRow, AttentionCall
 from deployments.pooling.packed_backbone import (
     PackedBackbone,
@@ -118,7 +119,7 @@ class TracedBackbone(TracedPass):
 def _traced(backbone: torch.nn.Module, num_inputs: int) -> Trace:
     """Trace a backbone; see `TracedBackbone`."""
     # Imported here: most starts find their trace on disk, and need no part of torch's tracer.
-    from deployments.compute.graph_tracer import trace_graph
+    from deployments.compute.traced_model.graph_tracer import trace_graph
 
     row, outputs = _TracedRow(), list[ModelOutput]()
     # The tracer tells inputs apart by their identity.
@@ -211,26 +212,12 @@ def _use_trace(
         tried.append((batch, mask, torch.arange(batch.shape[1]).expand_as(batch) % 2))
     expected = [_hidden(backbone, *each) for each in tried]
 
-    def is_faithful() -> bool:
+    def is_faithful(traced: TracedBackbone) -> bool:
+        backbone.traced = traced
         return all(map(_are_alike, expected, [_hidden(backbone, *each) for each in tried]))
 
-    backbone.traced = traced = TracedBackbone(backbone.stock, with_types=with_types)
-    if traced.was_kept:
-        try:
-            if is_faithful():
-                return True
-            logger.warning("the trace on disk gives other hidden states; the model is traced again")
-        except Exception:  # the file may name operators that do not fit each other
-            logger.warning("the trace on disk fails; the model is traced again", exc_info=True)
-        traced = TracedBackbone(backbone.stock, with_types=with_types, reads_kept=False)
-        backbone.traced = traced
-    if is_faithful():
-        traced.keep()
-        return True
-    if traced.unfuse() and is_faithful():
-        logger.warning("operators are not fused: the hidden states would differ")
-        return True
-    return False
+    open_pass = partial(TracedBackbone, backbone.stock, with_types=with_types)
+    return find_faithful(open_pass, is_faithful, "hidden states") is not None
 
 
 def _hidden(

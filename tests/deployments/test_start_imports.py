@@ -44,7 +44,7 @@ import sys
 
 import torch
 
-from deployments.compute.graph_tracer import trace_graph
+from deployments.compute.traced_model.graph_tracer import trace_graph
 
 trace_graph(lambda rows: rows * rows.shape[0], (torch.zeros(7, 3),))
 print(*(name for name in {unused!r} if name in sys.modules))

@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
-from deployments.compute import kept_trace
 from deployments.compute.kept_files import DIGEST_BYTES, TRACES
-from deployments.compute.traced_graph import NotTraceableError
+from deployments.compute.traced_model import kept_trace
+from deployments.compute.traced_model.traced_graph import NotTraceableError
 from deployments.pooling import traced_backbone
 from deployments.pooling.model_loader import prepare
 from deployments.pooling.packed_attention import AttendedRow
@@ -19,7 +19,7 @@ from deployments.pooling.packed_backbone import PackedBackbone, pad
 from deployments.pooling.pooling_model import PoolingModel
 from deployments.pooling.probe_texts import ProbeTexts
 from deployments.pooling.traced_backbone import TracedBackbone
-from tests.compute.same_program import assert_same_program
+from tests.compute.traced_model.same_program import assert_same_program
 from tests.pooling.tiny_classifiers import LAYOUTS, MODELS, bert, gpt2, modernbert, qwen2, roberta
 from tests.pooling.tiny_folder import framing_tokenizer
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,14 +19,15 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from deployments.compute.attention_arguments import check_arguments
 from deployments.compute.device_errors import is_of_device
-from deployments.compute.kept_trace import Trace, TracedPass
 from deployments.compute.sdpa import Scores
 from deployments.compute.speedups import (
     fuse_on_cpu,
     fuse_on_gpu,
     open_kept_trace,
 )
-from deployments.compute.traced_graph import NotTraceableError, attend, simplify
+from deployments.compute.traced_model.kept_trace import Trace
+from deployments.compute.traced_model.traced_graph import NotTraceableError, attend, simplify
+from deployments.compute.traced_model.traced_pass import TracedPass, find_faithful
 from deployments.engine.attention.attention import store_and_attend
 from deployments.engine.attention.kv_cache import KVCache
 from deployments.engine.attention.packed_step import PackedStep
@@ -136,36 +137,38 @@ def trace(model: PreTrainedModel, kv: KVCache, *, has_kernels: bool) -> Forward:
         has_kernels: Whether its device runs our kernels.
     """
     own = StockForward(model)
+
+    @cache
+    def expected() -> list[torch.Tensor]:
+        return _probe(own, kv)
+
+    def is_faithful(traced: TracedForward) -> bool:
+        wanted = expected()
+        try:
+            return _agree(wanted, _probe(traced, kv))
+        except Exception as error:  # Triton needs a C compiler, and may lack other things
+            # A CPU's kernels need nothing that may be missing: there it is a bug, or memory ran
+            # out.
+            if has_kernels or is_of_device(error) or not traced.is_fused:
+                raise
+            logger.warning("fused operators fail here", exc_info=True)
+            return False
+
+    open_pass = partial(TracedForward, model, has_kernels=has_kernels)
     try:
-        traced = TracedForward(model, has_kernels=has_kernels)
-        expected = _probe(own, kv)
-        if traced.was_kept:
-            if _is_faithful(traced, expected, kv):
-                return traced
-            traced = TracedForward(model, has_kernels=has_kernels, reads_kept=False)
+        traced = find_faithful(open_pass, is_faithful, "logits")
     except NotTraceableError as error:
         logger.info("the forward pass is not traced: %s", error)
         return own
-    try:
-        if _agree(expected, _probe(traced, kv)):
-            traced.keep()
-            return traced
-    except Exception as error:  # Triton needs a C compiler, and may lack other things
-        # A CPU's kernels need nothing that may be missing: there it is a bug, or memory ran out.
-        if has_kernels or is_of_device(error) or not traced.is_fused:
-            raise
-        logger.warning("fused operators fail here", exc_info=True)
-    if traced.unfuse() and _agree(expected, _probe(traced, kv)):
-        logger.warning("operators are not fused: the logits would differ")
-        return traced
-    logger.warning("the forward pass is not traced: its logits would differ")
-    return own
+    if traced is None:
+        logger.warning("the forward pass is not traced: its logits would differ")
+    return own if traced is None else traced
 
 
 def _traced(model: PreTrainedModel, *, has_kernels: bool) -> Trace:
     """Trace a model; see `TracedForward`."""
     # Imported here: most starts find their trace on disk, and need no part of torch's tracer.
-    from deployments.compute.graph_tracer import trace_graph
+    from deployments.compute.traced_model.graph_tracer import trace_graph
 
     device, calls = model.device, list[AttentionCall]()
     inputs = (
@@ -194,19 +197,6 @@ def _call_of(noted: list[Any]) -> AttentionCall:
     layer, *scores = noted
     # Only now: while tracing, a tensor that is computed has no values.
     return AttentionCall(layer, Scores(*scores).ready())
-
-
-def _is_faithful(kept: TracedForward, expected: list[torch.Tensor], kv: KVCache) -> bool:
-    """Return whether a trace from disk runs and gives the logits that are expected."""
-    try:
-        if _agree(expected, _probe(kept, kv)):
-            return True
-        logger.warning("the trace on disk gives other logits; the model is traced again")
-    except Exception as error:  # the file may name operators that do not fit each other
-        if is_of_device(error):
-            raise
-        logger.warning("the trace on disk fails; the model is traced again", exc_info=True)
-    return False
 
 
 def _agree(expected: list[torch.Tensor], found: list[torch.Tensor]) -> bool:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from deployments.compute import kept_trace
 from deployments.compute.cpu.linear.small_batch_linear import SmallBatchLinear
 from deployments.compute.graph_programs import _split_at_kernels
 from deployments.compute.kept_files import DIGEST_BYTES, TRACES
-from deployments.compute.traced_graph import NotTraceableError
+from deployments.compute.traced_model import kept_trace
+from deployments.compute.traced_model.traced_graph import NotTraceableError
 from deployments.engine.attention.attention import ATTENTION_NAME
 from deployments.engine.attention.kv_cache import KVShape
 from deployments.engine.attention.packed_step import PackedStep
@@ -23,7 +23,7 @@ from deployments.engine.model.forward import Forward, StockForward
 from deployments.engine.model.loader import LoadedModel
 from deployments.engine.model.traced_forward import TracedForward, trace
 from tests.compute.cpu.fusion.exactness import IS_EXACT
-from tests.compute.same_program import assert_same_program
+from tests.compute.traced_model.same_program import assert_same_program
 from tests.engine.attention.extents import make_cache
 from tests.engine.tiny_models import (
     MODELS,
@@ -66,9 +66,9 @@ def shape_of(loaded: LoadedModel) -> KVShape:
     return KVShape.of(loaded.text_config, torch.float32)
 
 
-def made_of(loaded: LoadedModel) -> Forward:
+def made_of(loaded: LoadedModel, *, has_kernels: bool = True) -> Forward:
     kv, _ = make_cache(shape_of(loaded), [5], max_model_len=32)
-    return trace(loaded.model, kv, has_kernels=True)
+    return trace(loaded.model, kv, has_kernels=has_kernels)
 
 
 @torch.inference_mode()
@@ -306,6 +306,42 @@ def test_a_failure_of_a_cpus_fused_operators_stops_the_start(
     monkeypatch.setattr(traced_forward, "TracedForward", Failing)
     with pytest.raises(RuntimeError, match="a kernel's bug"):
         made_of(load(qwen2))
+
+
+class FusedAsOnAGpu(TracedForward):
+    """A trace with fused operators that a GPU may not run; `error` is what they raise."""
+
+    error: Exception
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._fused = self._graph
+
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        if self.is_fused:
+            raise self.error
+        return super().__call__(*arguments)
+
+
+def test_a_gpu_that_can_not_run_fused_operators_does_without_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(FusedAsOnAGpu, "error", OSError("no C compiler"), raising=False)
+    monkeypatch.setattr(traced_forward, "TracedForward", FusedAsOnAGpu)
+    traced = made_of(load(qwen2), has_kernels=False)
+    assert isinstance(traced, TracedForward)
+    assert not traced.is_fused
+    assert "fused operators fail here" in caplog.text
+    assert "no C compiler" in caplog.text
+
+
+def test_a_gpu_whose_memory_runs_out_is_not_taken_for_one_without_fused_operators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FusedAsOnAGpu, "error", torch.OutOfMemoryError("no room"), raising=False)
+    monkeypatch.setattr(traced_forward, "TracedForward", FusedAsOnAGpu)
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        made_of(load(qwen2), has_kernels=False)
 
 
 def test_state_that_changed_while_tracing_is_noticed(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,6 @@ hold, and is traced at each start.
 import json
 import logging
 import platform
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -24,8 +23,8 @@ import transformers
 from transformers import PreTrainedConfig
 
 from deployments.compute.fusion.fused_operators import FusedOperators
-from deployments.compute.graph_text import GraphText, UnwritableGraphError
 from deployments.compute.kept_files import TRACES, source_digest
+from deployments.compute.traced_model.graph_text import GraphText, UnwritableGraphError
 from deployments.plan.processor import features
 
 logger = logging.getLogger(__name__)
@@ -119,55 +118,6 @@ class KeptTrace:
         """Write the trace that was prepared, if there is one."""
         if self._key is not None and self._unwritten is not None:
             TRACES.write(self._key, self._unwritten)
-
-
-class TracedPass:
-    """A pass that runs as a trace, with fused operators where there are any.
-
-    Attributes:
-        was_kept: Whether the trace is one that an earlier start has kept on disk.
-    """
-
-    def __init__(
-        self, make: Callable[[], Trace], place: KeptTrace | None, *, reads_kept: bool
-    ) -> None:
-        """Take the trace that is on disk, or make it.
-
-        Args:
-            make: Traces the pass.
-            place: Where the trace is kept, on a CPU; None keeps none.
-            reads_kept: Whether a trace that is on disk may be used.
-        """
-        found = place.read() if place is not None and reads_kept else None
-        self.was_kept = found is not None
-        self._place = None if self.was_kept else place
-        if found is None:
-            found = make()
-            if place is not None:
-                found = place.prepare(found)
-        self._graph, self._fused, self._notes = found.plain, found.fused, found.notes
-        if place is not None:
-            # Imported here: kernels need llvmlite, which a machine with a GPU may lack.
-            from deployments.compute.cpu.linear.small_batch_linear import use_small_batch_linear
-
-            for graph in filter(None, (self._graph, self._fused)):
-                use_small_batch_linear(graph)
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether fused operators are in use."""
-        return self._fused is not None
-
-    def unfuse(self) -> bool:
-        """Use only torch's operators from now on; return whether fused ones were in use."""
-        was_fused, self._fused = self.is_fused, None
-        return was_fused
-
-    def keep(self) -> None:
-        """Keep the trace on disk for later starts, unless it is there or can't be kept."""
-        if self._place is not None:
-            self._place.write()
-            self._place = None  # it knows all tensors of the model
 
 
 def _key_of(model: torch.nn.Module, shared: object, ops: FusedOperators, purpose: str) -> bytes:

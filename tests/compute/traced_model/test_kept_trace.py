@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import PreTrainedConfig, Qwen2ForCausalLM
 
-from deployments.compute import kept_trace
 from deployments.compute.cpu.fusion.ops import OPERATORS
-from deployments.compute.graph_tracer import trace_graph
 from deployments.compute.kept_files import DIGEST_BYTES, TRACES
-from deployments.compute.kept_trace import KeptTrace, Trace
-from deployments.compute.traced_graph import simplify
+from deployments.compute.traced_model import kept_trace
+from deployments.compute.traced_model.graph_tracer import trace_graph
+from deployments.compute.traced_model.kept_trace import KeptTrace, Trace
+from deployments.compute.traced_model.traced_graph import simplify
 from tests.engine.tiny_models import qwen2
 from tests.offenders import every
 

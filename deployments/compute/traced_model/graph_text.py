@@ -14,7 +14,7 @@ import torch
 
 from deployments.compute.fusion.fuse import GELU_TABLE, gelu_table
 from deployments.compute.fusion.fused_operators import FusedOperators
-from deployments.compute.traced_graph import FASTER, call_attention
+from deployments.compute.traced_model.traced_graph import FASTER, call_attention
 
 NAMESPACES: Final = ("aten", "mkldnn", "raystream")
 """Those of the operators that a graph may call."""

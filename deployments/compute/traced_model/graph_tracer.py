@@ -15,7 +15,7 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from deployments.compute.traced_graph import NotTraceableError
+from deployments.compute.traced_model.traced_graph import NotTraceableError
 
 
 def trace_graph(

@@ -1,0 +1,1 @@
+"""A model's pass as a flat list of operators: traced, kept on disk as text, and run."""
