@@ -123,7 +123,8 @@ class CudaCapturer:
                 self._begin(self._capture)
                 run()
         except BaseException:
-            self._abandon(self._parts[-1])
+            if self._parts:
+                self._abandon(self._parts[-1])
             raise
         finally:
             parts, self._parts, self._capture = self._parts, [], None

@@ -164,6 +164,8 @@ class CudaDecodeReplay:
             # Outside the except block, since the traceback held the step's tensors.
             self._limit_captures(size, is_short=is_short)
             release_cache(self._kv.device)
+        if not self._graphs:
+            num_bytes = 0  # those that were captured have been dropped
         seconds = self._clock() - started
         self.report = CaptureReport(len(self._graphs), len(self._sizes), seconds, num_bytes)
         logger.info("%s", self.report)

@@ -28,7 +28,7 @@ from deployments.engine.replay import cuda_mixed, cuda_replay
 from deployments.engine.replay.cuda_mixed import MixedSteps
 from deployments.engine.scheduling.scheduler import DecodeRow, PrefillChunk, StepPlan
 from deployments.engine.scheduling.sequence import Sequence, SequenceRequest
-from tests.engine.fake_graphs import FakeCapturer
+from tests.engine.fake_graphs import FakeCapturer, FakeGraph
 from tests.engine.fake_varlen import FakeVarlen
 from tests.engine.layouts import for_each_captured_layout
 from tests.engine.replay.test_cuda_replay import Decoding, MakeModel, answers, capturer, prompts
@@ -222,6 +222,24 @@ def test_steps_are_captured_at_the_start_one_for_each_number_of_rows(varlen: Fak
     decoding.logits(0)
     assert [graph.num_replays for graph in decoding.capturer.graphs] == [1, 0, 1, *[0] * 6]
     assert decoding.capturer.num_warm_ups == 9
+
+
+def test_graphs_that_are_given_up_at_the_start_take_no_memory_in_its_report(
+    monkeypatch: pytest.MonkeyPatch, varlen: FakeVarlen
+) -> None:
+    decoding = Decoding(qwen2, 3, reads_by_length=True)
+    capture = decoding.capturer.capture
+
+    def capture_two(run: Callable[[], torch.Tensor]) -> FakeGraph:
+        if len(decoding.capturer.graphs) == 2:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return capture(run)
+
+    monkeypatch.setattr(decoding.capturer, "capture", capture_two)
+    decoding.runner.trace()
+    assert decoding.runner.captured is not None
+    assert decoding.runner.captured.startswith("0 of 9 CUDA graphs, captured in ")
+    assert decoding.runner.captured_bytes == 0
 
 
 @pytest.mark.parametrize("make_model", [qwen2, gemma3_text])

@@ -237,6 +237,15 @@ def test_a_capture_that_fails_in_a_later_part_leaves_nothing(cuda: FakeCuda) -> 
     assert cuda.num_graphs == 3
 
 
+def test_a_capture_that_can_not_begin_says_why(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capturer = CudaCapturer(GPU)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", failing(torch.OutOfMemoryError("no room")))
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        capturer.capture(lambda: torch.zeros(1))
+
+
 def test_a_capture_that_torch_has_ended_is_not_ended_twice(cuda: FakeCuda) -> None:
     capturer = CudaCapturer(GPU)
     first = capturer.capture(lambda: torch.zeros(1))
