@@ -68,7 +68,6 @@ def start(source: Path, *, as_actor: bool) -> tuple["PlacedEngine", Phases]:
     with patch.object(own_actor, "is_actor", lambda: as_actor):
         import deployments.text_generator  # noqa: F401 - what Ray imports for a replica
     end_phase("imports")
-    from deployments.compute.traced_model import graph_tracer
     from deployments.contract.model_spec import ModelConfig, ModelSpec
     from deployments.device.memory_readers import unshared_bytes
     from deployments.generator.placed_engine import place_engine
@@ -76,7 +75,8 @@ def start(source: Path, *, as_actor: bool) -> tuple["PlacedEngine", Phases]:
 
     entry = ModelConfig(id=source.name, source=str(source), device="cpu", light_sleep_after_s=3600)
     spec = ModelSpec(entry, entry.source, 0)
-    with nullcontext() if as_actor else patch.object(graph_tracer, "locating_cheaply", nullcontext):
+    tracer = "deployments.compute.traced_model.graph_tracer.locating_cheaply"
+    with nullcontext() if as_actor else patch(tracer, nullcontext):
         placed = place_engine(spec, open_assigned_device(spec), end_phase)
     seconds[MEMORY] = unshared_bytes() / 2**20
     return placed, seconds

@@ -1,8 +1,8 @@
 """TextGenerator: a model on our own engine, as a Serve deployment."""
 
-from deployments.replica.uncollected_imports import uncollected_imports
+from deployments.replica.lean_imports import lean_imports
 
-with uncollected_imports():
+with lean_imports():
     from deployments.generator.async_engine import AsyncEngine
     from deployments.generator.placed_engine import PlacedEngine, place_engine
     from deployments.generator_replica import GeneratorReplica

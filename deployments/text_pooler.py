@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from deployments.contract.model_spec import NO_POOLER_SLEEP_ON_GPU, number
-from deployments.replica.uncollected_imports import uncollected_imports
+from deployments.replica.lean_imports import lean_imports
 
-with uncollected_imports():
+with lean_imports():
     from deployments.compute.device_errors import is_of_device
     from deployments.compute.work_watch import max_work_s
     from deployments.contract.pooling import PoolingRequest, TextPair

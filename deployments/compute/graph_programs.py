@@ -201,11 +201,6 @@ class _CapturingInterpreter(torch.fx.Interpreter):
 class _KernelsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
     """Refuses torch operators that compute; views and allocations are allowed."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False: torch would import its compilers to keep them out of the method below."""
-        return False
-
     def __torch_dispatch__(
         self,
         func: torch._ops.OpOverload,

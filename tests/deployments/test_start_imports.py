@@ -1,8 +1,10 @@
 """Holds what the modules of a replica import: each start of a model that slept waits for them."""
 
+import os
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +23,14 @@ HEAVY = (
 llvmlite, llguidance and Triton are imported by what uses them.
 """
 
+COMPILERS = (
+    "torch._dynamo.utils",
+    "torch._inductor",
+    "torch.distributed.tensor",
+    "torch.distributed.fsdp",
+)
+"""Parts of what transformers imports to decorate functions, and to compare types."""
+
 PROGRAM = """
 import gc, sys
 
@@ -38,6 +48,15 @@ print("then", gc.isenabled())
 print("heavy", *(name for name in {heavy!r} if name in sys.modules))
 """
 """Says whether the collector works at each large import and after all, and which are heavy."""
+
+STARTING = """
+import sys
+
+from benchmarks.starts import MODEL, start
+
+start(MODEL, as_actor=True)
+print(*(name for name in {unused!r} if name in sys.modules))
+"""
 
 TRACING = """
 import sys
@@ -60,9 +79,15 @@ def printed(module: str) -> set[str]:
     return set(run(PROGRAM.format(module=module, heavy=HEAVY)).splitlines())
 
 
-def run(program: str) -> str:
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+def run(program: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -83,3 +108,10 @@ def test_the_collector_rests_while_an_actor_imports_what_is_large(module: str) -
 @pytest.mark.slow
 def test_a_trace_imports_no_compilers() -> None:
     assert run(TRACING.format(unused=UNUSED)).split() == []
+
+
+@pytest.mark.slow
+def test_a_start_with_its_trace_on_disk_imports_no_compilers(tmp_path: Path) -> None:
+    program = STARTING.format(unused=COMPILERS)
+    run(program, XDG_CACHE_HOME=str(tmp_path))  # makes the trace
+    assert run(program, XDG_CACHE_HOME=str(tmp_path)).split() == []

@@ -1,0 +1,98 @@
+"""Leaves torch's compiler out of a process that compiles nothing.
+
+torch and transformers import `torch._dynamo` to tell the compiler how to treat a function, and with
+it come 700 modules. Neither has a setting against it.
+"""
+
+import sys
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, Final
+
+import torch  # noqa: F401 - asks for its compiler only later
+
+COMPILER: Final = "torch._dynamo"
+MASKS: Final = "torch._dynamo._trace_wrapped_higher_order_op"
+"""The one module inside the compiler that transformers needs, for masks; it works on its own."""
+
+
+def leave_compiler_out() -> None:
+    """Let modules import an `UnusedCompiler` from now on, unless torch's has been imported."""
+    spec = None if COMPILER in sys.modules else find_spec(COMPILER)
+    if spec is None:
+        return
+    unused = sys.modules[COMPILER] = UnusedCompiler(spec)
+    import_module(MASKS)
+    sys.meta_path.insert(0, InsideCompiler(unused))
+
+
+class UnusedCompiler(ModuleType):
+    """Stands for `torch._dynamo` until something asks for more of it than to be left alone.
+
+    Its decorators tell the compiler how to treat a function, so they change nothing as long as
+    nothing is compiled. Any other name, and any module inside, brings the real package, for good.
+    """
+
+    def __init__(self, spec: ModuleSpec) -> None:
+        super().__init__(COMPILER)
+        self.__spec__ = spec
+        self.__path__ = spec.submodule_search_locations or []
+
+    @staticmethod
+    def allow_in_graph(function: Any) -> Any:
+        """Return the function."""
+        return function
+
+    assume_constant_result = allow_in_graph
+
+    @staticmethod
+    def disable(function: Any = None, *_: object, **__: object) -> Any:
+        """Return the function; without one, a decorator that does."""
+        return UnusedCompiler.allow_in_graph if function is None else function
+
+    def __getattr__(self, name: str) -> Any:
+        """Import the real package, unless Python asks for what a module need not have."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.give_way(), name)
+
+    def give_way(self) -> ModuleType:
+        """Return the real package."""
+        if sys.modules.get(COMPILER) is self:
+            del sys.modules[COMPILER]
+        return import_module(COMPILER)
+
+
+class InsideCompiler(MetaPathFinder, Loader):
+    """Finds modules inside the compiler while it is left out: imports the real package.
+
+    Most of them are imported by then. Python would import such a module a second time, so this
+    finder hands out the one that is there.
+    """
+
+    def __init__(self, unused: UnusedCompiler) -> None:
+        self._unused = unused
+        self._specs = dict[str, ModuleSpec | None]()
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return how to load a module, None if this finder has no part in that."""
+        if name.rpartition(".")[0] != COMPILER or sys.modules.get(COMPILER) is not self._unused:
+            return None
+        self._unused.give_way()
+        module = sys.modules.get(name)
+        if module is None:
+            return None
+        # Python reads how to load a module that is there from the module, not from the answer.
+        self._specs[name], module.__spec__ = module.__spec__, ModuleSpec(name, self)
+        return module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module that is there."""
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its own attribute back; it has run already."""
+        module.__spec__ = self._specs.pop(module.__name__)

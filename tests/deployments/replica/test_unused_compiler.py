@@ -1,0 +1,84 @@
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+
+import pytest
+
+from deployments.replica.unused_compiler import COMPILER, UnusedCompiler
+
+BEGINNING = """
+import sys
+
+import torch
+
+from deployments.replica import own_actor
+from deployments.replica.lean_imports import lean_imports
+from deployments.replica.unused_compiler import UnusedCompiler
+
+def is_left_out() -> bool:
+    return isinstance(sys.modules.get("torch._dynamo"), UnusedCompiler)
+
+own_actor.is_actor = lambda: True
+"""
+LEAN = (
+    BEGINNING
+    + """
+with lean_imports():
+    from transformers import masking_utils
+assert is_left_out() and "sympy" not in sys.modules
+"""
+)
+PROGRAMS = {
+    "what compiles has the real one": LEAN
+    + """
+assert torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(2)).tolist() == [1, 1]
+assert not is_left_out()
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+assert TransformGetItemToIndex is masking_utils.TransformGetItemToIndex
+""",
+    "its submodules are those of the real one": LEAN
+    + """
+import torch._dynamo.eval_frame
+assert not is_left_out()
+assert torch._dynamo.eval_frame is sys.modules["torch._dynamo.eval_frame"]
+assert torch._dynamo.eval_frame.OptimizedModule is torch._dynamo.OptimizedModule
+assert torch._dynamo.eval_frame.__spec__.origin == torch._dynamo.eval_frame.__file__
+""",
+    "one that is there stays": BEGINNING
+    + """
+import torch._dynamo as before
+with lean_imports():
+    import torch._dynamo as inside
+assert before is inside and not is_left_out()
+""",
+    "others import as ever": BEGINNING
+    + """
+own_actor.is_actor = lambda: False
+with lean_imports():
+    assert "torch._dynamo" not in sys.modules
+    from transformers.utils import is_torch_distributed_available
+    assert is_torch_distributed_available()
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=list(PROGRAMS))
+def test_the_compiler_is_left_out_until_it_is_used(program: str) -> None:
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_decorator_of_the_compiler_left_out_changes_nothing() -> None:
+    unused = UnusedCompiler(ModuleSpec(COMPILER, None))
+    decorators = (
+        unused.allow_in_graph,
+        unused.assume_constant_result,
+        unused.disable,
+        unused.disable(recursive=False, reason="none"),
+        lambda function: unused.disable(function, False, wrapping=False),
+    )
+    for decorate in decorators:
+        assert decorate(print) is print
+    assert not hasattr(unused, "__file__")
