@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,8 +67,21 @@ STAYS, ENDS, AS_BEFORE = (True, False), (False, True), (False, False)
 
 
 @pytest.fixture
-def replica(tmp_path: Path) -> Replica:
-    return Replica(tmp_path)
+def make(tmp_path: Path) -> Iterator[Callable[..., Replica]]:
+    """Return a maker of replicas, which leave the line at the end of the test."""
+    with ExitStack() as stack:
+
+        def made(**entry: Any) -> Replica:
+            replica = Replica(tmp_path, **entry)
+            stack.callback(replica.deep.close)
+            return replica
+
+        yield made
+
+
+@pytest.fixture
+def replica(make: Callable[..., Replica]) -> Replica:
+    return make()
 
 
 def test_a_sleeper_stays_until_it_has_slept_for_long_enough(replica: Replica) -> None:
@@ -132,8 +147,10 @@ def test_one_that_would_fall_asleep_while_memory_is_short_ends_instead(replica: 
     assert replica.told() == ENDS
 
 
-def test_without_a_limit_a_sleeper_ends_only_when_memory_is_short(tmp_path: Path) -> None:
-    replica = Replica(tmp_path, deep_sleep_after_s=None)
+def test_without_a_limit_a_sleeper_ends_only_when_memory_is_short(
+    make: Callable[..., Replica],
+) -> None:
+    replica = make(deep_sleep_after_s=None)
     replica.now_unix_s += 10**9
     assert replica.told() == STAYS
     replica.used = SHORT_USED
@@ -157,8 +174,10 @@ def test_the_memory_that_is_read_is_that_of_the_machine_or_the_container(
     assert 0 < cgroup.used_share() < 1
 
 
-def test_of_several_sleepers_the_one_that_has_slept_longest_ends_first(tmp_path: Path) -> None:
-    replicas = [Replica(tmp_path) for _ in range(3)]
+def test_of_several_sleepers_the_one_that_has_slept_longest_ends_first(
+    make: Callable[..., Replica],
+) -> None:
+    replicas = [make() for _ in range(3)]
     for replica, since_unix_s in zip(replicas, (900.5, 1000.25, 99.0), strict=True):
         replica.sleeper.report = LightSleep(SleepState.ASLEEP, since_unix_s)
         replica.now_unix_s = since_unix_s
