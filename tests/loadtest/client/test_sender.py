@@ -23,7 +23,6 @@ ODDITIES = (
     "an event with empty data",
     "a chunk without choices",
 )
-SHORT = TimeLimits(total_s=0.3)
 LIMITS_FOR = {
     Fault.TIMEOUT_FIRST: TimeLimits(total_s=60, first_token_s=0.05, stall_s=0.01),
     Fault.TIMEOUT_STALL: TimeLimits(total_s=60, first_token_s=60, stall_s=0.05),
@@ -80,7 +79,7 @@ async def test_a_closed_port_is_a_connect_error() -> None:
         pass
     async with stamped_session(time.monotonic) as session:
         target = Target(URL(f"http://127.0.0.1:{aim.port}{CHAT}"))
-        sender = Sender(session, target, chat_api(), SHORT, time.monotonic, Noting())
+        sender = Sender(session, target, chat_api(), TimeLimits(), time.monotonic, Noting())
         record = await sender.send(Task(0, 0, 0, Call("x")))
     assert record.error is ErrorKind.CONNECT
     assert record.http_status is None
