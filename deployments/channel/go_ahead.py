@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Final
 
-TICK_S: Final = 1.0
+from deployments.channel.countdown import TICK_S
+
 MAX_NUM_TICKS: Final = 5
 """How long a suspect whose turn has come waits for its ingress, while other suspects wait for it.
 Normally the answer takes milliseconds. Ticks are counted, not seconds: a process that has slept is

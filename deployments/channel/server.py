@@ -15,6 +15,7 @@ from secrets import token_bytes
 from typing import Final, cast
 
 from deployments.channel.calls import Calls, ConnectionCalls, Pool
+from deployments.channel.countdown import Countdown
 from deployments.channel.go_ahead import GoAheads
 from deployments.channel.outbox import Outbox, OutgoingStream
 from deployments.contract.channel.tls import TlsFiles
@@ -41,13 +42,18 @@ HEARTBEAT_S: Final = 1.0
 LATE_S: Final = MAX_SILENCE_S - 2 * HEARTBEAT_S
 """The least time between two heartbeats after which an ingress may take the replica for lost."""
 
-HELLO_TIMEOUT_S: Final = 5.0
+MAX_NUM_HELLO_TICKS: Final = 5
+"""Those of a `Countdown` that a stranger may take to show the secret."""
+
+TLS_TIMEOUT_S: Final = 20.0
+"""How long a TLS handshake may take. asyncio counts seconds, also those in which it stood still."""
+
 MAX_NUM_STRANGERS: Final = 64
 """The most connections that have not yet shown the secret. With TLS, asyncio's server shows us a
 connection only after its handshake."""
 
-CONNECT_TIMEOUT_S: Final = 10.0
-"""How long sequences run for an ingress that is not connected."""
+MAX_NUM_CONNECT_TICKS: Final = 10
+"""Those for which sequences run for an ingress that is not connected."""
 
 MAX_BUFFER_BYTES: Final = 256 * 1024
 """Bytes that wait for an ingress to read, above which deltas gather in its outbox."""
@@ -84,7 +90,7 @@ class ChannelServer:
         self._outboxes: dict[str, Outbox] = {}
         self._connections: dict[str, _Connection] = {}
         self._strangers: set[_Connection] = set()
-        self._deadlines: dict[str, asyncio.TimerHandle] = {}
+        self._deadlines: dict[str, Countdown] = {}
         self._listening: asyncio.Future[tuple[asyncio.Server, ChannelAddress]] | None = None
 
     def take_calls(self, pool: Pool) -> None:
@@ -111,7 +117,7 @@ class ChannelServer:
             self._host,
             0,
             ssl=None if self._tls is None else self._tls.server_context(),
-            ssl_handshake_timeout=None if self._tls is None else HELLO_TIMEOUT_S,
+            ssl_handshake_timeout=None if self._tls is None else TLS_TIMEOUT_S,
         )
         port = server.sockets[0].getsockname()[1]
         return server, ChannelAddress(self._host, port, self._secret, self._tls is not None)
@@ -191,8 +197,7 @@ class ChannelServer:
             del self._deadlines[channel_id], self._outboxes[channel_id]
             outbox.disconnect()
 
-        loop = asyncio.get_running_loop()
-        self._deadlines[channel_id] = loop.call_later(CONNECT_TIMEOUT_S, forget)
+        self._deadlines[channel_id] = Countdown(MAX_NUM_CONNECT_TICKS, forget)
 
 
 class _Connection(asyncio.Protocol):
@@ -205,7 +210,7 @@ class _Connection(asyncio.Protocol):
         self._outbox: Outbox | None = None
         self._calls: ConnectionCalls | None = None
         self._has_sent = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | Countdown | None = None
         self._beat_s = 0.0
         self._was_late = False
 
@@ -216,8 +221,7 @@ class _Connection(asyncio.Protocol):
         if not self._server.greet(self):
             self._transport.abort()
             return
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(HELLO_TIMEOUT_S, self._transport.abort)
+        self._timer = Countdown(MAX_NUM_HELLO_TICKS, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing():

@@ -6,8 +6,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from deployments.channel import countdown as countdown_module
 from deployments.channel import outbox as outbox_module
 from deployments.channel import server as module
+from deployments.channel.countdown import TICK_S
 from deployments.channel.server import ChannelServer
 from deployments.contract.channel.wire import (
     GIVEN_UP,
@@ -164,9 +166,21 @@ async def test_a_stranger_is_closed_without_a_byte(server: ChannelServer, hello:
 async def test_a_stranger_that_says_nothing_is_closed(
     server: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "HELLO_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(countdown_module, "TICK_S", 0.0)
     async with connected(await server.address(), b"\0\0") as stranger:
         assert await stranger.rest() == b""
+
+
+async def test_an_ingress_whose_hello_comes_after_the_replica_has_stood_still_is_connected(
+    server: ChannelServer, advance: Clock
+) -> None:
+    address = await server.address()
+    async with connected(address) as peer:
+        await until(lambda: server.num_strangers == 1)
+        advance(3600)
+        await settle()
+        peer.writer.write(hello_of(address))
+        assert await peer.message() == []
 
 
 async def test_only_some_strangers_may_be_connected(
@@ -290,7 +304,7 @@ async def test_a_second_connection_of_an_ingress_replaces_the_first(server: Chan
 async def test_streams_of_an_ingress_that_never_connects_end(
     server: ChannelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(countdown_module, "TICK_S", 0.0)
     with server.stream(StreamKey("nobody", 1)) as stream:
         stream.put(FIRST)
         await stream.wait_until_ended()
@@ -301,19 +315,38 @@ async def test_streams_of_an_ingress_that_never_connects_end(
 async def test_an_ingress_whose_channel_breaks_has_the_whole_time_to_come_again(
     server: ChannelServer, advance: Clock
 ) -> None:
+    async def tick(num_ticks: int) -> None:
+        for _ in range(num_ticks):
+            advance(TICK_S)
+            await settle()
+
     address = await server.address()
     with server.stream(StreamKey("me", 1)):
-        advance(module.CONNECT_TIMEOUT_S - 1)
+        await tick(module.MAX_NUM_CONNECT_TICKS - 1)
         async with connected(address, hello_of(address)) as peer:
             await peer.message()
     await until(lambda: not server._connections)
     with server.stream(StreamKey("me", 2)) as stream:
         ended = asyncio.ensure_future(stream.wait_until_ended())
-        advance(module.CONNECT_TIMEOUT_S - 1)
-        await settle()
+        await tick(module.MAX_NUM_CONNECT_TICKS - 1)
         assert not ended.done()
-        advance(1)
+        await tick(1)
         await ended
+
+
+async def test_an_ingress_that_connects_after_the_replica_has_stood_still_gets_its_stream(
+    server: ChannelServer, advance: Clock
+) -> None:
+    address = await server.address()
+    with server.stream(StreamKey("me", 1)) as stream:
+        stream.put(LAST)
+        server.flush()
+        advance(3600)
+        await settle()
+        async with connected(address, hello_of(address)) as peer:
+            assert await peer.entries() == [(1, LAST)]
+            await stream.wait_until_ended()
+            assert stream.is_delivered
 
 
 async def test_an_ingress_that_does_not_read_makes_deltas_gather_and_gets_all(
