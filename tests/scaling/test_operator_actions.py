@@ -45,9 +45,9 @@ async def test_a_model_sleeps_wakes_and_stays_awake_as_an_operator_wants(
     client: httpx.AsyncClient, asleep_by_load: Deployed, replicas: Replicas
 ) -> None:
     first = await one_alive(replicas)
-    async with slow_streams(client, [LONG], "asked-to-sleep", "held") as (stream,):
+    async with slow_streams(client, [LONG], "asked_to_sleep", "held") as (stream,):
         assert (await act(client, "sleep"))["going_to_sleep"]
-        replicas.release("asked-to-sleep")
+        replicas.release("asked_to_sleep")
         await stream.read_to_end()
     assert stream.answer.is_whole
     assert stream.answer.comments == [], "it was not disturbed"

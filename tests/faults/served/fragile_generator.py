@@ -3,9 +3,10 @@
 The request's id says how: `kill-encoding-...` kills the process that encodes its prompt, and
 `kill-at-40-...` the process whose engine samples its 40th token. With `raise-at-40-...` the engine
 raises an error there, with `end-at-40-...` its thread ends, and with `hang-at-40-...` it waits for
-ever; these three spare an answer that has moved. `slow-...` makes each of its steps take longer,
-and `held-NAME-...` does so until a test releases NAME; where the server chooses the id, the last
-message may begin with that instead. Everything else is the shipped generator's.
+ever; these three spare an answer that has moved. `slow-...` makes each of its steps take longer.
+`held-NAME-...` does so until a test releases NAME, and nearly stops the engine once it has run for
+some tokens. Where the server chooses the id, the last message may begin with `held-NAME-`, which
+slows the steps down as well, but never stops them. Everything else is the shipped generator's.
 """
 
 import json
@@ -14,6 +15,7 @@ import re
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -34,6 +36,13 @@ STEPS_BETWEEN_CHECKS = 64
 """`Engine.check` looks at every holder of memory, which would slow each step down."""
 
 SLOW_STEP_S = 0.02
+
+NUM_QUICK_STEPS = 100
+"""Steps of a held sequence at a replica that take no longer than that."""
+
+HELD_STEP_S = 1.0
+"""How long each later one takes if the engine has nothing else to do: so the sequence outlasts
+whatever a test waits for. A step of five seconds would pass for one that hangs."""
 
 _SLOW = "slow-"
 _HELD = re.compile(r"held-(\w+)-")
@@ -91,6 +100,7 @@ class FragileGenerator(Watched, TextGenerator):
     def _start(self) -> None:
         self._num_resumed: dict[str, int] = {}
         self._asked: dict[str, str] = {}  # how the last message of a request begins
+        self._num_steps_of: Counter[str] = Counter()  # the steps of each sequence
         super()._start()
         facts = self._facts
         self._encoder = FragileEncoder(
@@ -116,6 +126,7 @@ class FragileGenerator(Watched, TextGenerator):
                 self._check(engine)
             if any(self._is_slow(name) for name, _ in deltas):
                 time.sleep(SLOW_STEP_S)
+            self._hold([name for name, _ in deltas])
             for name, delta in deltas:
                 if found := _FAULT_AT.match(name):
                     request_id = name.rpartition("-")[0]
@@ -133,10 +144,24 @@ class FragileGenerator(Watched, TextGenerator):
         return placed
 
     def _is_slow(self, name: str) -> bool:
+        return name.startswith(_SLOW) or self._is_held(name)
+
+    def _is_held(self, name: str) -> bool:
         held = _HELD.match(name) or _HELD.match(self._asked.get(name.rpartition("-")[0], ""))
-        if held:
-            return not (self._folder / RELEASED / held[1]).exists()
-        return name.startswith(_SLOW)
+        return held is not None and not (self._folder / RELEASED / held[1]).exists()
+
+    def _hold(self, names: Sequence[str]) -> None:
+        """Wait while all that runs is held, until the engine has a command or for `HELD_STEP_S`."""
+        self._num_steps_of.update(names)
+        until_s = time.monotonic() + HELD_STEP_S
+        while (
+            names
+            and all(_HELD.match(name) and self._is_held(name) for name in names)
+            and min(self._num_steps_of[name] for name in names) > NUM_QUICK_STEPS
+            and not self._engine._thread._commands
+            and time.monotonic() < until_s
+        ):
+            time.sleep(SLOW_STEP_S)
 
     def _check(self, engine: Engine) -> None:
         try:
