@@ -48,8 +48,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 NUM_TOKENS = 40
 CUTS = (0, 1, 7, 37)
 ENDLESS = SamplingParams(temperature=0, ignore_eos=True)
-LATEST_S = 10
-
+COMPILING_S = 1.0
+"""CPU time that compiling exceeds, even with all files of an earlier time: it was 2.1 s. A short
+answer takes a tenth of a second."""
 
 STEP_TOKENS = 16
 """The most tokens in one step, so that a long prompt takes several."""
@@ -101,10 +102,11 @@ async def test_sequences_that_are_cut_anywhere_go_on_as_if_they_had_not_been(
 async def test_each_step_is_told_once_after_its_deltas(running: RunningEngine) -> None:
     running.seen.clear()
     await asyncio.gather(*(running.run(EVERY) for _ in range(4)))
+    await running.until_idle()
+    told = [each.num_steps for each in running.seen]
     assert EVERY.max_tokens is not None
-    # All four may not begin in the same step.
-    assert EVERY.max_tokens <= len(running.seen) <= EVERY.max_tokens + 12
-    assert running.seen[-1].num_steps > running.seen[0].num_steps
+    assert len(told) >= EVERY.max_tokens
+    assert told == list(range(told[0], told[0] + len(told)))
 
 
 def test_vllm_keeps_no_metrics_beside_those_of_the_replica(running: RunningEngine) -> None:
@@ -136,9 +138,9 @@ async def test_an_end_of_sequence_token_is_delivered_and_adds_no_text(
 async def test_log_probabilities_come_with_their_tokens_and_do_not_stop_the_engine(
     running: RunningEngine,
 ) -> None:
-    began_s = time.monotonic()
+    before_s = cpu_s(engine_core())
     gains = await running.run(replace(EVERY, top_logprobs=3))
-    assert time.monotonic() - began_s < LATEST_S  # vLLM would compile for longer
+    assert cpu_s(engine_core()) - before_s < COMPILING_S
     entries = [entry for delta in gains.deltas for entry in delta.logprobs]
     assert [entry.chosen.token_id for entry in entries] == list(gains.token_ids)
     for entry in entries:
@@ -345,6 +347,12 @@ async def test_an_idle_engine_is_healthy_by_a_ping(running: RunningEngine) -> No
     assert running.engine.stats.num_steps > num_steps
 
 
+def cpu_s(process: psutil.Process) -> float:
+    """Return the seconds for which a process and its children, also former ones, have computed."""
+    family = (process, *process.children(recursive=True))
+    return float(sum(sum(each.cpu_times()[:4]) for each in family))
+
+
 def engine_core() -> psutil.Process:
     """Return the process of the engine that started last."""
     children = psutil.Process().children()
@@ -480,17 +488,15 @@ async def test_an_engine_that_is_killed_while_it_sleeps_does_not_wake() -> None:
 
 
 @pytest.mark.slow
-async def test_an_engine_that_stops_ends_its_streams_and_its_health_within_ten_seconds() -> None:
+async def test_an_engine_that_stops_ends_its_streams_and_its_health() -> None:
     with started() as doomed:
         await doomed.engine.ping()
         gains = Gains()
         with doomed.running(gains, ENDLESS):
             await gains.begun.wait()
             os.kill(engine_core().pid, signal.SIGSTOP)
-            began_s = time.monotonic()
             async with asyncio.timeout(DEADLINE_S):
                 await gains.ended.wait()
-            assert time.monotonic() - began_s < LATEST_S
         assert gains.reason is FinishReason.ABORT
         assert "failed" in (gains.last.error or "")
         assert not doomed.engine.is_alive
