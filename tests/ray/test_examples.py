@@ -17,7 +17,7 @@ from tests.clients_page import ADDRESS
 from tests.docs.pages import ROOT, Example, Page, guides
 from tests.ray.serve_run import Server
 
-DEADLINE_S = 120
+DEADLINE_S = 300
 PROGRAMS = {"sh": ("bash", "-euo", "pipefail", "-c"), "python": (sys.executable, "-c")}
 NOT_LINKED = {"serve_config.yaml", "runs"}
 """Files of a page's own: examples may change them."""
