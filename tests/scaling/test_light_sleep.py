@@ -15,7 +15,7 @@ import yaml
 from tests.changing_server import ChangingServer
 from tests.engines import shallow
 from tests.faults.served.answer import Answer, assert_equal, read
-from tests.faults.served.devices import shown
+from tests.faults.served.devices import Shown, shown
 from tests.faults.served.kinds import SEEDED, about
 from tests.faults.served.replicas import DEADLINE_S, Replicas, is_alive, reached
 from tests.faults.served.sizes import MODEL_SECTION
@@ -105,9 +105,17 @@ async def embeddings(client: httpx.AsyncClient) -> list[str]:
     return [each["embedding"] for each in answer.json()["data"]]
 
 
+async def answered(client: httpx.AsyncClient, model_id: str = MODEL_SECTION) -> Shown:
+    """Return what `/v1/devices` shows of a model once its replica answers in time."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not (found := await shown(client, model_id)).replicas:
+            pass  # each answer takes its time
+    return found
+
+
 async def light_sleep(client: httpx.AsyncClient, model_id: str = MODEL_SECTION) -> dict[str, Any]:
     """Return what `/v1/devices` shows of the sleep of a model's only replica."""
-    (replica,) = (await shown(client, model_id)).replicas
+    (replica,) = (await answered(client, model_id)).replicas
     found: dict[str, Any] = replica["light_sleep"]
     return found
 
@@ -162,7 +170,7 @@ async def test_a_model_sleeps_lightly_and_wakes_in_the_same_process_and_a_pin_ke
     await act(client, "unpin")
     await in_state(client, "asleep", pinned["num_sleeps"] + 1)
     ran = {process_of(replicas, each) for each in (before, after, last)}
-    assert {*(await shown(client)).processes} == ran
+    assert {*(await answered(client)).processes} == ran
     assert len(ran) == 1
     assert replicas.broken == []
 
@@ -171,7 +179,7 @@ async def test_a_model_that_embeds_sleeps_through_probes_and_wakes_for_requests(
     client: httpx.AsyncClient,
 ) -> None:
     before = await embeddings(client)
-    processes = (await shown(client, SEARCH)).processes
+    processes = (await answered(client, SEARCH)).processes
     asleep = await in_state(client, "asleep", 1, SEARCH)
     await told_asleep(client, SEARCH)
     for path in ("/ready", "/health", "/v1/models", f"/v1/models/{SEARCH}", "/metrics"):
@@ -184,7 +192,7 @@ async def test_a_model_that_embeds_sleeps_through_probes_and_wakes_for_requests(
     assert asleep["last_wake_s"] is not None
     assert (await client.post(f"/v1/models/{SEARCH}/wake")).is_success
     await in_state(client, "asleep", asleep["num_sleeps"] + 1, SEARCH)
-    assert (await shown(client, SEARCH)).processes == processes
+    assert (await answered(client, SEARCH)).processes == processes
 
 
 @pytest.mark.usefixtures("memory")
@@ -201,7 +209,7 @@ async def test_a_model_sleeps_lightly_by_itself_and_its_process_ends_once_memory
     assert (await client.get("/ready")).status_code == 200
     assert_equal([await read(client, body)], [before])
     await in_state(client, "asleep", asleep["num_sleeps"] + 1, BY_ITSELF)
-    assert (await shown(client, BY_ITSELF)).processes == [process]
+    assert (await answered(client, BY_ITSELF)).processes == [process]
 
     replicas.use_memory(0.95)
     await reached(lambda: not is_alive(process))

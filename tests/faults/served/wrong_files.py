@@ -52,6 +52,7 @@ class WrongFiles:
 
     before: Told  # with the file that it was started with
     nonsense: Told  # after the `user_config`
+    refused: list[str | None]  # why each replica has refused that
     missing: Told  # after the missing folder
     silent_s: float  # how long after both replicas were killed `/ready` said so
     unready: Any  # what it said then, as JSON
@@ -82,7 +83,7 @@ async def wrong_files(changing_server: ChangingServer, folder: Path) -> WrongFil
 
         deployed.section(MODEL_SECTION)["user_config"]["max_batch_size"] = "many"
         await deployed.apply()
-        await _until(client, "/v1/devices", _shows_that_all_have_refused)
+        _, devices = await _until(client, "/v1/devices", _shows_that_all_have_refused)
         nonsense = await told()
 
         source = deployed.models[0]["source"]
@@ -111,6 +112,7 @@ async def wrong_files(changing_server: ChangingServer, folder: Path) -> WrongFil
     return WrongFiles(
         before=before,
         nonsense=nonsense,
+        refused=_refused(devices),
         missing=missing,
         silent_s=silent_s,
         unready=unready,
@@ -145,9 +147,14 @@ async def _failed(deployed: Deployed) -> str:
 
 def _shows_that_all_have_refused(status: int, body: dict[str, Any]) -> bool:
     """Whether each replica has refused its `user_config`; Serve tells one after the other."""
-    (model,) = body["data"]
-    refused = [replica["refused_user_config"] for replica in model["replicas"]]
+    refused = _refused(body)
     return len(refused) == NUM_REPLICAS and None not in refused
+
+
+def _refused(devices: dict[str, Any]) -> list[str | None]:
+    """Return why each replica that answers has refused its `user_config`."""
+    (model,) = devices["data"]
+    return [replica["refused_user_config"] for replica in model["replicas"]]
 
 
 def _says_that_a_model_has_failed(status: int, body: dict[str, Any]) -> bool:
@@ -168,9 +175,7 @@ async def _until(
 
 
 async def _told(client: httpx.AsyncClient, replicas: Replicas) -> Told:
-    answers = {
-        path: await client.get(path) for path in ("/ready", "/health", "/v1/models", "/v1/devices")
-    }
+    answers = {path: await client.get(path) for path in ("/ready", "/health", "/v1/models")}
     answers[CHAT] = await client.post(CHAT, json=QUICK)
     classified = await client.post("/v1/classify", json={"model": DETECTOR, "input": "hello"})
     answers["/v1/classify"] = classified

@@ -128,6 +128,13 @@ class Turns:
             if replica["light_sleep"] is not None
         }
 
+    async def sleeps_of(self, *models: str) -> list[dict[str, Any]]:
+        """Return the same of some models, once a replica of each answers in time."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not set(models) <= (found := await self.sleeps()).keys():
+                pass  # each answer takes its time
+        return [found[each] for each in models]
+
     def processes(self, title: str) -> list[psutil.Process]:
         """Return the server's processes with a title."""
         return self.server.processes(title)
@@ -185,10 +192,10 @@ async def test_models_that_sleep_lightly_keep_their_processes_and_never_hold_mem
         await turns.deployed.apply()  # the same file changes nothing
         second = await swap.asking
         assert second.is_whole
-        sleeps = await turns.sleeps()
-        if sleeps[SECOND]["state"] == "awake" == sleeps[FIRST]["state"]:
+        first_sleep, second_sleep = await turns.sleeps_of(FIRST, SECOND)
+        if second_sleep["state"] == "awake" == first_sleep["state"]:
             # The first was asked later, when the turn was over.
-            assert sleeps[FIRST]["state_unix_s"] > sleeps[SECOND]["state_unix_s"]
+            assert first_sleep["state_unix_s"] > second_sleep["state_unix_s"]
     assert [(await turns.started(each)).pid for each in titles] == before
     assert not any(each.answer.lost_at for each in swap.streams), "nothing was lost"
 
