@@ -46,7 +46,6 @@ from deployments.contract.messages import ChatMessage, TextPart
 from deployments.contract.output import EngineStats, TextDelta
 from deployments.contract.sampling_params import InvalidParameterError, SamplingParams
 from deployments.contract.telemetry.metric_table import GENERATOR
-from deployments.contract.telemetry.start_progress import StartPhase
 from deployments.contract.user_config import queue_limits, set_batching
 from deployments.engine.limits import InvalidSequenceError, SequenceTooLongError
 from deployments.engine.scheduling.sequence import SequenceRequest
@@ -60,12 +59,8 @@ from deployments.generator.image_prompts import ImagePrompts, has_images
 from deployments.generator.prompt_encoder import EncodedPrompt, PromptEncoder
 from deployments.generator.text_engine import EngineFacts, TextEngine
 from deployments.plan.replica_report import MAX_REPORTED_TENANTS, Waits, WorkCounts
-from deployments.replica.light_sleep import TurnEnd
 from deployments.replica.metrics import GeneratorMetrics, StreamClock
 from deployments.replica.model_replica import ModelReplica
-from deployments.replica.own_card import wait_for_share
-from deployments.replica.own_scaling import graceful_shutdown_timeout_s, is_stopped
-from deployments.replica.own_turn import OwnTurn
 from deployments.replica.probation import Probation
 
 T = TypeVar("T")
@@ -99,9 +94,7 @@ class GeneratorReplica(ModelReplica):
         raise NotImplementedError
 
     def _start(self) -> None:
-        turn = OwnTurn.of(self._spec.turn_group)
-        if turn is not None:
-            self._wait_to_load(turn)
+        turn = self._own_turn()
         self._engine = self._open_engine()
         digest = self._digest_folder()
         facts = self._facts = self._engine.start()
@@ -126,11 +119,9 @@ class GeneratorReplica(ModelReplica):
         # A separate thread: a large grammar would otherwise delay every prompt.
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
         self._metrics = GeneratorMetrics(self._store, self._spec.id)
-        if turn is None:
-            self._sleeper = self._open_sleeper(self._engine)
-        else:
-            self._sleeper = self._open_sleeper(self._engine, turn, self._turn_end())
-            self._sleeper.watch()  # it may have loaded in the turn of another model
+        self._sleeper = self._open_sleeper(
+            self._engine, turn, self._admission.park_all, self._admission.abort_all
+        )
         described = describe_model(
             self._spec,
             facts.tokenizer,
@@ -140,29 +131,6 @@ class GeneratorReplica(ModelReplica):
             fingerprint,
         )
         self._description = replace(described, footprint=self._footprint)
-
-    def _wait_to_load(self, turn: OwnTurn) -> None:
-        """Wait until no other model of the group holds memory on this node.
-
-        Raises:
-            RuntimeError: Serve has stopped the replica meanwhile.
-        """
-        self._phases.end("preparing")
-        self._progress.begin(StartPhase.WAITING)
-        if not turn.wait_to_load(is_stopped):
-            self._end_process()
-            raise RuntimeError("Serve has stopped the replica before it could load.")
-        wait_for_share(self._device, self._spec.device_share)
-        self._progress.begin(StartPhase.PREPARING)
-        self._phases.leave_out()
-
-    def _turn_end(self) -> TurnEnd:
-        return TurnEnd(
-            self._admission.park_all,
-            self._admission.abort_all,
-            graceful_shutdown_timeout_s(),
-            self._end_process,
-        )
 
     def _digest_folder(self) -> Future[str] | None:
         """Read a folder's files while they are loaded; a hub's are named by their content."""

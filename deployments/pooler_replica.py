@@ -4,12 +4,18 @@ Requests come through the channels of their ingresses, or as Serve's calls. Shor
 at once, on the event loop; others gather while the tokenizer is busy (`@serve.batch`) and are
 tokenized together on a thread. The worker (`deployments.pooling.pooling_worker`) takes them from a
 queue. A cancelled request leaves it, and its unfinished results are dropped.
+
+Models of a light group (`deployments.turns`) answer only in their turn. What comes at another time,
+or has not begun when the turn ends, is answered with `Asleep` at once. Its ingress asks again with
+a call of Serve's (`pool_in_turn`), which waits: such a call tells how it has lost its replica.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 
 from ray import serve
 
@@ -17,24 +23,29 @@ from deployments.autoscaling import ReplicaLoad
 from deployments.compute.work_watch import is_hung
 from deployments.contract.descriptions import PoolerDescription
 from deployments.contract.errors import REFUSALS, RaystreamError, ReplicaUnavailableError
-from deployments.contract.gen_ai_spans import end, recorded
-from deployments.contract.generation import Refused, Started
+from deployments.contract.gen_ai_spans import ModelSpan, end, recorded
+from deployments.contract.generation import Refused, Started, Waking
+from deployments.contract.model_spec import NO_POOLER_TURNS_ON_GPU
 from deployments.contract.pooling import (
+    Asleep,
     CallAddress,
     Pooled,
     PooledText,
+    PoolingAnswer,
     PoolingEvent,
     PoolingInput,
     PoolingRequest,
     TextPair,
 )
 from deployments.contract.telemetry.metric_table import POOLER
+from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.contract.user_config import queue_limits, set_batching
 from deployments.plan.replica_report import MAX_REPORTED_TENANTS, SleepState, Waits, WorkCounts
 from deployments.pooler_description import describe_model
 from deployments.pooling.pooling_worker import BatchStats, PoolerFacts, PoolingWorker
-from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue
+from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue, TurnOverError
 from deployments.pooling.text_encoder import EncodedTexts, TextEncoder
+from deployments.replica.light_sleep import Use
 from deployments.replica.metrics import PoolerMetrics
 from deployments.replica.model_replica import ModelReplica
 from deployments.replica.own_scaling import is_scaled_by_calls
@@ -48,6 +59,25 @@ MAX_BRIEF_CHARACTERS = 2048
 MAX_BRIEF_TEXTS = 16
 """Up to both, tokenizing takes about a millisecond at most, for which the event loop stands still.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request on its way through the replica.
+
+    Attributes:
+        request: The request.
+        job: Its place in the queue.
+        use: Its use of the model.
+        span: Its span; None if its trace is not recorded.
+        began_s: When it came, by a monotonic clock.
+    """
+
+    request: PoolingRequest
+    job: Job
+    use: Use
+    span: ModelSpan | None
+    began_s: float
 
 
 class PoolerReplica(ModelReplica):
@@ -78,6 +108,10 @@ class PoolerReplica(ModelReplica):
         self._num_encoding = 0  # batches that wait for the encoder's thread, or are on it
         self._gathers_all = False
         self._num_batches_seen = 0
+        if self._spec.turn_group is not None and self._device.torch_device.type != "cpu":
+            raise UnsupportedModelError(f"{self._spec.id} {NO_POOLER_TURNS_ON_GPU}")
+        turn = self._own_turn()
+        self._takes_turns = turn is not None
         self._queue = RequestQueue(
             QueueLimits(0, None),  # nothing arrives before the start
             priority_aging_s=self._spec.priority_aging_s,
@@ -89,7 +123,9 @@ class PoolerReplica(ModelReplica):
             facts.tokenizer, facts.max_model_len, facts.vocab_size, reads_types=facts.reads_types
         )
         self._metrics = PoolerMetrics(self._store, self._spec.id)
-        self._sleeper = self._open_sleeper(self._worker)
+        self._sleeper = self._open_sleeper(
+            self._worker, turn, self._queue.give_back, partial(self._queue.give_back, begun=True)
+        )
         self._suspects = asyncio.Lock()
         self._channels.take_calls(self.pool)
         self._description = replace(
@@ -111,6 +147,7 @@ class PoolerReplica(ModelReplica):
     async def _check_health(self) -> None:
         self._sleeper.watch()  # nobody may have used the model since its start
         self._deep_sleep.look(self._sleeper)
+        self._sleeper.wake_if_kept()
         self._require_alive()
         is_idle = self._worker.num_batches == self._num_batches_seen
         if is_idle and await is_hung(self._worker, self.ping):
@@ -126,11 +163,27 @@ class PoolerReplica(ModelReplica):
         running = self._queue.num_running_tokens / self._facts.memory.max_batched_tokens
         return ReplicaLoad(
             running=min(1.0, running),
+            waiting=self._waiting_for_turn,
             refused=min(1.0, self._queue.refused),
             recent=self._was_used,
             waiting_tokens=self._queue.num_waiting_tokens,
             awake=float(self._sleeper.is_ready),
         )
+
+    @property
+    def _waiting_for_turn(self) -> float:
+        """The requests that wait for the model's turn, as a part of those that may be here.
+
+        What waits for the device is in `waiting_tokens`: it takes all of it at once.
+        """
+        if not self._is_between_turns:
+            return 0.0
+        return min(1.0, self._queue.num_waiting / (self._queue.limits.max_queued_requests + 1))
+
+    @property
+    def _is_between_turns(self) -> bool:
+        """Whether the model takes turns, and has none now, or has not woken in it."""
+        return self._takes_turns and not self._sleeper.is_ready
 
     @property
     def _work(self) -> WorkCounts:
@@ -163,54 +216,102 @@ class PoolerReplica(ModelReplica):
         else:
             self._require_alive()
 
-    async def pool(self, request: PoolingRequest) -> Pooled | Refused:
+    async def pool(self, request: PoolingRequest) -> PoolingAnswer:
         """Return the model's result for each text, or `Refused`; a model that sleeps wakes first.
+
+        One that takes turns answers `Asleep` instead, also if its turn ends too early.
 
         Raises:
             RaystreamError: The request has failed, and not by its client's fault.
         """
         self._note_use()
-        began_s = time.monotonic()
-        self._loop = asyncio.get_running_loop()
-        with recorded(None if self._spans is None else self._spans.of_texts(request)) as span:
-            try:
-                with self._queue.entered(request.claim) as job, self._sleeper.in_use() as use:
-                    await self._sleeper.awake(use)
-                    pooled = await self._pool(request, job)
-            except REFUSALS as error:
-                end(span, error)
-                return Refused(error, self._replica_id)
-            if span is not None and job.taken_s is not None:
-                span.accepted(job.num_tokens)
-                span.waited(job.taken_s - began_s)
-        self._metrics.observe_finish(duration_s=time.monotonic() - began_s + request.elapsed_s)
-        return pooled
+        if self._is_between_turns:
+            return Asleep(self._replica_id)
+        try:
+            with self._entered(request) as call:
+                await self._sleeper.awake(call.use)
+                return await self._answer(call)
+        except REFUSALS as error:
+            return Refused(error, self._replica_id)
 
     async def call_address(self) -> CallAddress:
         """Return where ingresses may send `PoolingRequest`s instead of calling `pool`."""
         channel = None if is_scaled_by_calls() else await self._channels.address()
         return CallAddress(self._replica_id, channel)
 
-    async def pool_suspect(self, request: PoolingRequest) -> AsyncIterator[list[PoolingEvent]]:
-        """Stream two lists: `Started` when this suspect's turn has come, then `pool`'s answer.
+    async def pool_in_turn(self, request: PoolingRequest) -> AsyncIterator[list[PoolingEvent]]:
+        """Stream, each in a list, the answer of `pool`, and `Started` before it.
 
-        The answer is missing if the ingress gives no go-ahead.
+        It is for suspects, which wait for theirs, and for requests that wait for the turn of their
+        model: `Waking` comes from time to time meanwhile. The answer is missing if the ingress
+        gives no go-ahead.
 
         Raises:
             RaystreamError: See `pool`.
         """
-        with self._sleeper.in_use() as use:
-            await self._sleeper.awake(use)  # else it could be blamed for a death while it waits
-            async with Probation(self._suspects, request.num_deaths):
-                self._require_alive()
-                with self._channels.go_aheads.expect() as go_ahead:
-                    yield [Started(await self._channels.address(), go_ahead.number)]
-                    if not await go_ahead.is_given():
-                        return
-                answer = await self.pool(request)
+        self._note_use()
+        try:
+            with self._entered(request) as call:
+                # A suspect could else be blamed for a death while it waits.
+                async for waited_s in self._sleeper.waking(call.use):
+                    call.job.require_room()
+                    yield [Waking(self._spec.id, waited_s, self._replica_id)]
+                call.use.is_inside = False  # the turn does not wait for go-aheads
+                async with Probation(self._suspects, request.num_deaths):
+                    self._require_alive()
+                    with self._channels.go_aheads.expect() as go_ahead:
+                        yield [Started(await self._channels.address(), go_ahead.number)]
+                        if not await go_ahead.is_given():
+                            return
+                    answer: PoolingAnswer = await self._answer(call)
+        except REFUSALS as error:
+            answer = Refused(error, self._replica_id)
         yield [answer]
 
-    async def _pool(self, request: PoolingRequest, job: Job) -> Pooled:
+    @contextmanager
+    def _entered(self, request: PoolingRequest) -> Iterator[_Call]:
+        """Hold room for a request, and record it, from its arrival to its end.
+
+        Raises:
+            OverloadedError: Too many wait.
+            ReplicaUnavailableError: The model's worker has ended.
+        """
+        began_s = time.monotonic()
+        self._loop = asyncio.get_running_loop()
+        with recorded(None if self._spans is None else self._spans.of_texts(request)) as span:
+            try:
+                with self._queue.entered(request.claim) as job, self._sleeper.in_use() as use:
+                    yield _Call(request, job, use, span, began_s)
+            except REFUSALS as error:
+                end(span, error)
+                raise
+
+    async def _answer(self, call: _Call) -> Pooled | Asleep:
+        """Return the answer of a model that is awake; `Asleep` if its turn ends before.
+
+        Raises:
+            RaystreamError: The request is refused, or has failed.
+        """
+        request, job = call.request, call.job
+        try:
+            pooled = await self._pool(call)
+        except TurnOverError:
+            return Asleep(self._replica_id)
+        if call.span is not None and job.taken_s is not None:
+            call.span.accepted(job.num_tokens)
+            call.span.waited(job.taken_s - call.began_s)
+        duration_s = time.monotonic() - call.began_s + request.elapsed_s
+        self._metrics.observe_finish(duration_s=duration_s)
+        return pooled
+
+    async def _pool(self, call: _Call) -> Pooled:
+        """Encode a request's texts, and return their rows.
+
+        Raises:
+            TurnOverError: The model's turn was over before all were computed.
+            RaystreamError: The request is refused, or has failed.
+        """
+        request, job = call.request, call.job
         # Two threads in the tokenizer would change each other's truncation.
         if self._num_encoding or self._gathers_all or not is_brief(request):
             encoded = await self._encode(request)
@@ -218,6 +319,9 @@ class PoolerReplica(ModelReplica):
             (encoded,) = self._encoder.encode([request])
         if isinstance(encoded, RaystreamError):
             raise encoded
+        if self._is_between_turns:
+            raise TurnOverError
+        call.use.is_inside = True
         self._queue.put(job, encoded.token_ids, encoded.type_ids)
         self._metrics.count_prompt(job.num_tokens)
         rows = await asyncio.wrap_future(job.answer)

@@ -14,7 +14,7 @@ from benchmarks.baselines.piece_per_call import PiecePerCall
 from benchmarks.baselines.queue_batcher import QueueBatcher
 from deployments.contract.generation import Refused
 from deployments.contract.model_spec import ModelConfig, ModelSpec
-from deployments.contract.pooling import PoolingRequest
+from deployments.contract.pooling import Pooled, PoolingRequest
 from deployments.pooling.pooling_worker import BatchStats
 from deployments.text_pooler import TextPooler
 
@@ -130,6 +130,7 @@ def ours(classifier: TextPooler) -> Classify:
         answer = await classifier.pool(request)
         if isinstance(answer, Refused):
             raise answer.error
+        assert isinstance(answer, Pooled), "it takes no turns"
         return [each.scores for each in answer.texts]
 
     return classify

@@ -12,13 +12,12 @@ from contextvars import Context
 
 from deployments.contract.channel.wire import WireError
 from deployments.contract.errors import RaystreamError, ReplicaUnavailableError
-from deployments.contract.generation import Refused
-from deployments.contract.pooling import Pooled, PoolingRequest
+from deployments.contract.pooling import PoolingAnswer, PoolingRequest
 from deployments.contract.pooling_wire import CallAnswer, decode_call, encode_answer
 
 logger = logging.getLogger("ray.serve.raystream.channel")
 
-Pool = Callable[[PoolingRequest], Awaitable[Pooled | Refused]]
+Pool = Callable[[PoolingRequest], Awaitable[PoolingAnswer]]
 """Answers a request; raises a `RaystreamError` if it has failed."""
 
 
@@ -56,7 +55,7 @@ class Calls:
                 self._all_ended.set()
         return CallAnswer(self.num_open, outcome)
 
-    async def _outcome(self, request: PoolingRequest) -> Pooled | Refused | RaystreamError:
+    async def _outcome(self, request: PoolingRequest) -> PoolingAnswer | RaystreamError:
         try:
             return await self._pool(request)
         except asyncio.CancelledError:

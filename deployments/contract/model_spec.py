@@ -108,6 +108,13 @@ NO_POOLER_SLEEP_ON_GPU: Final = (
 """Why poolers on a GPU don't sleep lightly, and what to write."""
 
 
+NO_POOLER_TURNS_ON_GPU: Final = (
+    "classifies or embeds, and takes light turns only on a CPU: write `device: cpu` and `num_gpus: "
+    "0` in its entry, take it out of the group, or the group out of `light`"
+)
+"""The same of turns, after the model's name."""
+
+
 MODEL_ID: Final = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 
 
@@ -452,8 +459,8 @@ class ModelConfig(StrictModel):
 
     @property
     def can_take_light_turns(self) -> bool:
-        """Whether it has streams to park, and sleeps lightly at all if its entry allows that."""
-        return self.task == "generate" and self.engine == "raystream"
+        """Whether it sleeps lightly at all if its entry allows that, and may wait for a turn."""
+        return self.engine == "raystream" and self.can_sleep_lightly
 
     @property
     def can_sleep_lightly(self) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.contract.claims import Claim
-from deployments.contract.generation import ChannelAddress, Refused, Request, Started
+from deployments.contract.generation import ChannelAddress, Refused, Request, Started, Waking
 from deployments.contract.telemetry.tracing import TraceContext
 
 
@@ -31,7 +31,7 @@ PoolingOperation = Literal["classify", "embeddings", "rerank", "score"]
 class PoolingRequest(Request["tuple[PooledText, ...]"]):
     """Texts of one HTTP request; all of them are admitted, or none.
 
-    `TextPooler.pool` answers it with `Pooled` or `Refused`.
+    `TextPooler.pool` answers it with `Pooled`, `Refused` or `Asleep`.
 
     Attributes:
         request_id: Names the request in logs.
@@ -43,7 +43,7 @@ class PoolingRequest(Request["tuple[PooledText, ...]"]):
             ones don't count. None keeps all.
         num_whole: How many texts, from the first on, `max_text_tokens` leaves as they are.
         operation: What the client asks for.
-        num_deaths: See `GenerationRequest`. A suspect is sent to `pool_suspect`, which answers
+        num_deaths: See `GenerationRequest`. A suspect is sent to `pool_in_turn`, which answers
             `Started` first.
         trace: See `GenerationRequest`.
         elapsed_s: See `GenerationRequest`.
@@ -111,7 +111,22 @@ class Pooled:
     replica_id: str = ""
 
 
-PoolingEvent = Started | Pooled | Refused
+@dataclass(frozen=True, slots=True)
+class Asleep:
+    """The model has no turn on its device (`deployments.turns`), and the texts are not answered.
+
+    `TextPooler.pool_in_turn` waits for the next turn.
+
+    Attributes:
+        replica_id: Identifies the replica among those of its model.
+    """
+
+    replica_id: str = ""
+
+
+PoolingAnswer = Pooled | Refused | Asleep
+
+PoolingEvent = Waking | Started | PoolingAnswer
 
 
 @dataclass(frozen=True, slots=True)

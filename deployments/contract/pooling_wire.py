@@ -10,6 +10,7 @@ frame, before it stops, is an empty map: calls without an answer won't be finish
     text    = string, [string, string] for a pair, or an array of token ids
     answer  = {number: [number of open calls, replica id, texts]}
             | {number: [number of open calls, replica id, error, is full]}
+            | {number: [number of open calls, replica id]} of a model without a turn
             | {number: [number of open calls, error]}
     error   = [name of its class, its arguments]
 """
@@ -23,8 +24,10 @@ from deployments.contract.claims import Claim
 from deployments.contract.errors import OverloadedError, OverloadReason, RaystreamError
 from deployments.contract.generation import Refused
 from deployments.contract.pooling import (
+    Asleep,
     Pooled,
     PooledText,
+    PoolingAnswer,
     PoolingInput,
     PoolingRequest,
     TextPair,
@@ -52,7 +55,7 @@ class CallAnswer:
     """
 
     num_calls: int
-    outcome: Pooled | Refused | RaystreamError
+    outcome: PoolingAnswer | RaystreamError
 
 
 def encode_call(number: int, request: PoolingRequest) -> bytes | None:
@@ -107,6 +110,8 @@ def encode_answer(number: int, answer: CallAnswer) -> bytes:
         case Refused():
             refused = answer.outcome
             outcome = refused.replica_id, _error(refused.error), refused.is_full
+        case Asleep():
+            outcome = (answer.outcome.replica_id,)
         case RaystreamError():
             outcome = (_error(answer.outcome),)
     return encode_frame({number: (answer.num_calls, *outcome)})
@@ -171,7 +176,7 @@ def _request(
 
 def _outcome(first: Any, rest: Any = None, is_full: bool | None = None) -> Any:
     if rest is None:
-        return _raised(*first)
+        return Asleep(first) if isinstance(first, str) else _raised(*first)
     if is_full is None:
         return Pooled(tuple(PooledText(*each) for each in rest), first)
     return Refused(_raised(*rest), first, is_full)

@@ -25,7 +25,8 @@ when all its texts are done, or as soon as one fails.
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import InvalidStateError
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -74,17 +75,22 @@ class Answer:
         """Whether the client still waits for the answer."""
         return not self._job.has_left and not self._job.answer.done()
 
+    def begin(self) -> None:
+        """Note that the device computes a text of the job."""
+        self._job.has_begun = True
+
     def note(self, index: int, outcome: Row | Exception) -> None:
         """Add the result of one text; the first failure ends the job."""
         with self._lock:
             if self._job.answer.done():
                 return
-            if isinstance(outcome, Exception):
-                self._job.answer.set_exception(outcome)
-                return
-            self._found[index] = outcome
-            if len(self._found) == len(self._job.sequences):
-                self._job.answer.set_result([self._found[i] for i in range(len(self._found))])
+            with suppress(InvalidStateError):  # the job has been given back meanwhile
+                if isinstance(outcome, Exception):
+                    self._job.answer.set_exception(outcome)
+                    return
+                self._found[index] = outcome
+                if len(self._found) == len(self._job.sequences):
+                    self._job.answer.set_result([self._found[i] for i in range(len(self._found))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +290,8 @@ class Lanes:
             is_padded=self._is_padded,
             is_wanted=_is_wanted,
         )
+        for text in texts:
+            text.answer.begin()
         self._queue.charge([(text.answer.claim, text.num_tokens) for text in texts])
         self._sweeps = {queue: self._sweeps[queue] for queue in order if self._sweeps[queue].texts}
         return texts

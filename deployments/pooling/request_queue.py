@@ -17,8 +17,8 @@ limits exact between the two.
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from deployments.contract.claims import (
@@ -41,6 +41,10 @@ from deployments.replica.retry_after import RetryEstimator
 TokenIds = tuple[int, ...]
 Row = bytes
 """The numbers that answer a text; see `PooledText`."""
+
+
+class TurnOverError(Exception):
+    """The model's turn on its device was over before the request's texts were computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,8 @@ class Job:
         came_s: When it came, by the queue's clock.
         has_left: Whether the client no longer waits for the answer.
         taken_s: When the device took it, by the queue's clock; None until then.
+        has_begun: Whether the device has begun to compute one of its texts. Set by what has taken
+            the job.
         on_leave: Called once the client no longer waits; None if nothing runs for it. Set by what
             has taken the job.
         answer: The row of each text, or the error.
@@ -82,8 +88,18 @@ class Job:
     came_s: float = 0.0
     has_left: bool = False
     taken_s: float | None = None
+    has_begun: bool = False
     on_leave: Callable[[], None] | None = None
     answer: "Future[list[Row]]" = field(default_factory=Future)
+
+    def require_room(self) -> None:
+        """Raise if it has made room for another tenant's.
+
+        Raises:
+            OverloadedError: It has.
+        """
+        if self.answer.done():
+            self.answer.result()
 
 
 class RequestQueue:
@@ -165,6 +181,11 @@ class RequestQueue:
             return num_refused / (self._limits.max_queued_requests + 1)
 
     @property
+    def limits(self) -> QueueLimits:
+        """The limits on what may wait."""
+        return self._limits
+
+    @property
     def is_closed(self) -> bool:
         """Whether the queue accepts no more requests."""
         return self._is_closed
@@ -208,8 +229,7 @@ class RequestQueue:
         num_tokens = sum(map(len, sequences))
         with self._changed:
             self._check_open()
-            if job not in self._waiting:  # it has made room for another tenant's
-                job.answer.result()
+            job.require_room()
             self._check_tokens(job.claim, num_tokens)
             job.sequences, job.type_ids, job.num_tokens = sequences, type_ids, num_tokens
             self._num_waiting_tokens += num_tokens
@@ -311,6 +331,23 @@ class RequestQueue:
             for job in pending:
                 if job in self._running or job.answer.set_running_or_notify_cancel():
                     job.answer.set_exception(error)
+
+    def give_back(self, *, begun: bool = False) -> None:
+        """End encoded requests with `TurnOverError`, since the device has no model for them.
+
+        Args:
+            begun: Whether also those that the device has begun with; else they go on.
+        """
+        with self._changed:
+            ready = [job for jobs in self._ready.values() for job in jobs]
+            for job in ready:
+                self._remove(job)
+            taken = [job for job in self._running if begun or not job.has_begun]
+            for job in (*ready, *taken):
+                # A thread of the device may end it at the same time.
+                with suppress(InvalidStateError):
+                    if job in self._running or job.answer.set_running_or_notify_cancel():
+                        job.answer.set_exception(TurnOverError())
 
     def _enter(self, job: Job) -> None:
         with self._changed:

@@ -32,7 +32,7 @@ from deployments.contract.model_spec import ModelSpec
 from deployments.contract.telemetry.memory_report import MemoryUse, MemoryWarning, Watched
 from deployments.contract.telemetry.metric_store import Metric, MetricStore, Snapshot
 from deployments.contract.telemetry.metric_table import ANY_REPLICA, STARTED
-from deployments.contract.telemetry.start_progress import StartProgress
+from deployments.contract.telemetry.start_progress import StartPhase, StartProgress
 from deployments.contract.telemetry.tracing import SpanKind, open_tracer
 from deployments.contract.unsupported_model import UnsupportedModelError, reason_of
 from deployments.contract.user_config import given_settings
@@ -53,10 +53,12 @@ from deployments.plan.replica_report import (
 from deployments.plan.start_times import note_start, note_wake
 from deployments.replica.assigned_device import open_assigned_device
 from deployments.replica.deep_sleep import DeepSleep, MemoryPressure
-from deployments.replica.light_sleep import LightSleeper, Sleeper, Turn, TurnEnd
+from deployments.replica.light_sleep import LightSleeper, Sleeper, TurnEnd
 from deployments.replica.metrics import MemoryMetrics, ReplicaMetrics
 from deployments.replica.own_actor import end_own_actor, is_actor
-from deployments.replica.own_scaling import is_pinned
+from deployments.replica.own_card import wait_for_share
+from deployments.replica.own_scaling import graceful_shutdown_timeout_s, is_pinned, is_stopped
+from deployments.replica.own_turn import OwnTurn
 from deployments.replica.ray_metrics import RayMetrics, own_deployment
 from deployments.replica.start_board import StartBoard
 from deployments.replica.start_phases import StartPhases
@@ -338,22 +340,58 @@ class ModelReplica:
         """Return the part of the machine's or the container's memory that is in use."""
         return cgroup.used_share()
 
+    def _own_turn(self) -> OwnTurn | None:
+        """Return the turns of this replica's light group, which it may load now; None without one.
+
+        It waits until no other model of the group holds memory on this node.
+
+        Raises:
+            RuntimeError: Serve has stopped the replica meanwhile.
+        """
+        turn = OwnTurn.of(self._spec.turn_group)
+        if turn is None:
+            return None
+        self._phases.end("preparing")
+        self._progress.begin(StartPhase.WAITING)
+        if not turn.wait_to_load(is_stopped):
+            self._end_process()
+            raise RuntimeError("Serve has stopped the replica before it could load.")
+        wait_for_share(self._device, self._spec.device_share)
+        self._progress.begin(StartPhase.PREPARING)
+        self._phases.leave_out()
+        return turn
+
     def _open_sleeper(
-        self, engine: Sleeper, turn: Turn | None = None, turn_end: TurnEnd | None = None
+        self,
+        engine: Sleeper,
+        turn: OwnTurn | None,
+        park: Callable[[], None],
+        abort: Callable[[], None],
     ) -> LightSleeper:
-        """Return what puts the model to sleep; for the arguments, see there."""
+        """Return what puts the model to sleep.
+
+        Args:
+            engine: The engine.
+            turn: See `_own_turn`.
+            park: See `TurnEnd`.
+            abort: See `TurnEnd`.
+        """
         read_memory, on_cpu = self._read_memory(), self._device.torch_device.type == "cpu"
         self._deep_sleep = DeepSleep(self._spec, MemoryPressure(self._used_memory))
-        return LightSleeper(
+        end = TurnEnd(park, abort, graceful_shutdown_timeout_s(), self._end_process)
+        sleeper = LightSleeper(
             engine,
             self._deep_sleep.light_after_s,
             unshared_bytes if on_cpu else lambda: read_memory().held_bytes,
             _observer_of_sleep(self._spec, self._metrics),
             is_pinned,
             turn=turn,
-            turn_end=turn_end,
+            turn_end=None if turn is None else end,
             ends_instead=self._deep_sleep.ends_instead,
         )
+        if turn is not None:
+            sleeper.watch()  # it may have loaded in the turn of another model
+        return sleeper
 
     @property
     def _work(self) -> WorkCounts:

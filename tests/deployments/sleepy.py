@@ -1,7 +1,10 @@
 """What tests of light sleep do with a replica, whatever its model does."""
 
+from pathlib import Path
+
 from deployments.plan.replica_report import SleepState
 from deployments.replica.light_sleep import LightSleeper
+from deployments.replica.own_turn import OwnTurn, TurnLease
 from tests.deadline import until
 
 
@@ -24,3 +27,17 @@ class Sleepy:
         await until(lambda: not self._sleeper._users and self._sleeper._change is None)
         await self.look()
         assert self._sleeper.state is SleepState.ASLEEP
+
+
+class Device:
+    """A device whose lease and turns a replica has; other models are only names."""
+
+    def __init__(self, path: Path) -> None:
+        self.holder = "tiny"
+        self.lease = TurnLease(path)
+        self.other = TurnLease(path)
+        self.turn = OwnTurn(self.lease, "tiny", lambda: self.holder, 0.001)
+
+    def close(self) -> None:
+        self.lease.close()
+        self.other.close()

@@ -4,7 +4,7 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from mmap import PAGESIZE
@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from ray import serve
 
-from deployments import generator_replica
 from deployments.compute.speedups import StoredWeights
 from deployments.contract.errors import RaystreamError
 from deployments.contract.generation import GenerationRequest
@@ -23,12 +22,11 @@ from deployments.engine.engine_thread import EngineDeadError
 from deployments.generator.prompt_encoder import EncodedPrompt
 from deployments.plan.replica_report import ReplicaState, SleepState
 from deployments.replica import model_replica
-from deployments.replica.own_turn import OwnTurn, TurnLease
 from deployments.text_generator import TextGenerator
 from serve_app.backends.replicas.replica_errors import ParkedError
 from tests.deadline import until
 from tests.deployments.local_handle import local_backend, read
-from tests.deployments.sleepy import Sleepy
+from tests.deployments.sleepy import Device, Sleepy
 from tests.deployments.tiny_folder import spec
 from tests.failing import failing
 
@@ -184,29 +182,6 @@ async def pinned() -> bool:
     return True
 
 
-class Device:
-    """A device whose lease and turns a replica has; other models are only names."""
-
-    def __init__(self, path: Path) -> None:
-        self.holder = "tiny"
-        self.lease = TurnLease(path)
-        self.other = TurnLease(path)
-        self.turn = OwnTurn(self.lease, "tiny", lambda: self.holder, 0.001)
-
-    def close(self) -> None:
-        self.lease.close()
-        self.other.close()
-
-
-@pytest.fixture
-def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    """Let replicas that start take turns on a device."""
-    made = Device(tmp_path / "turn.lock")
-    monkeypatch.setattr(OwnTurn, "of", lambda group: made.turn)
-    yield made
-    made.close()
-
-
 async def test_a_stream_is_parked_when_its_turn_is_over_and_its_rest_is_the_same(
     device: Device, own: Replica
 ) -> None:
@@ -270,7 +245,7 @@ async def test_a_replica_that_is_stopped_while_another_model_holds_memory_loads_
     device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert device.other.try_take()
-    monkeypatch.setattr(generator_replica, "is_stopped", lambda: True)
+    monkeypatch.setattr(model_replica, "is_stopped", lambda: True)
     monkeypatch.setattr(Replica, "_open_engine", failing(AssertionError("it loads")))
     with pytest.raises(RuntimeError, match="before it could load"):
         await asyncio.to_thread(Replica, folder)

@@ -2,25 +2,36 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from mmap import PAGESIZE
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from ray import serve
 
-from deployments.contract.errors import RaystreamError, ReplicaUnavailableError
-from deployments.contract.generation import Started
-from deployments.contract.pooling import Pooled, PoolingRequest
+from deployments.contract.claims import Claim
+from deployments.contract.errors import (
+    OverloadedError,
+    RaystreamError,
+    ReplicaUnavailableError,
+)
+from deployments.contract.generation import Started, Waking
+from deployments.contract.model_spec import NO_POOLER_TURNS_ON_GPU
+from deployments.contract.pooling import Asleep, Pooled, PoolingRequest
 from deployments.contract.unsupported_model import UnsupportedModelError
 from deployments.plan.replica_report import ReplicaState, SleepState
 from deployments.pooling.text_encoder import EncodedTexts
+from deployments.replica import model_replica
 from deployments.text_pooler import TextPooler
-from tests.deadline import until
-from tests.deployments.sleepy import Sleepy
+from tests.deadline import DEADLINE_S, until
+from tests.deployments.local_handle import local_backend
+from tests.deployments.sleepy import Device, Sleepy
 from tests.deployments.tiny_folder import spec
 from tests.failing import failing
 from tests.pooling.tiny_classifiers import roberta
@@ -159,7 +170,8 @@ async def test_a_suspect_wakes_it_before_its_turn_comes(shared: Replica) -> None
     expected = await shared.rows("a text")
     await shared.fall_asleep()
     suspect = PoolingRequest("s", ("a text",), num_deaths=1)
-    events = aiter(shared.pool_suspect(suspect))
+    events = aiter(shared.pool_in_turn(suspect))
+    assert [type(each) for each in await anext(events)] == [Waking]
     (started,) = await anext(events)
     assert isinstance(started, Started)
     assert shared._sleeper.state is SleepState.AWAKE
@@ -214,3 +226,149 @@ def test_a_gpu_is_refused(folders: dict[str, Path]) -> None:
     made._device = type("Gpu", (), {"torch_device": torch.device("cuda")})()
     with pytest.raises(UnsupportedModelError, match="sleeps lightly only on a CPU"):
         made._open_worker()
+
+
+class Gate:
+    """Holds micro-batches back until it is opened."""
+
+    def __init__(self, replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._may_go_on = threading.Event()
+        self.has_begun = threading.Event()
+        model = replica._placed.pooler.model
+        self._stock = model.forward
+        monkeypatch.setattr(model, "forward", self._forward)
+        self.open = self._may_go_on.set
+
+    def _forward(self, **inputs: Any) -> Any:
+        self.has_begun.set()
+        assert self._may_go_on.wait(DEADLINE_S)
+        return self._stock(**inputs)
+
+
+async def lose_turn(device: Device, replica: Replica) -> None:
+    """Give the turn to another model, which holds memory then."""
+    device.holder = "other"
+    await until(lambda: replica._sleeper.state is SleepState.ASLEEP)
+    assert device.other.try_take(), "the other model may load now"
+
+
+async def waiting(replica: Replica) -> float:
+    """Return what it tells Serve of the requests that wait, as a part of those that may."""
+    return (await replica.record_autoscaling_stats())["waiting"]
+
+
+async def test_what_comes_in_the_turn_of_another_model_waits_for_the_next_and_is_answered_the_same(
+    device: Device, own: Replica
+) -> None:
+    own.reconfigure({"max_queued_requests": 3})
+    expected = await own.rows(*TEXTS)
+    await lose_turn(device, own)
+    assert own.is_given_back
+    asked = PoolingRequest("r", TEXTS)
+    assert await own.pool(asked) == Asleep(own._replica_id), "it holds up no channel"
+    assert await waiting(own) == 0
+    backend = local_backend(own)
+    async with aclosing(backend):
+        asking = [asyncio.ensure_future(backend.send(asked)) for _ in range(4)]
+        await until(lambda: own._queue.num_waiting == 4)
+        assert await waiting(own) == 1
+        assert (await own.inspect()).work.waits.longest_s > 0
+        with pytest.raises(OverloadedError, match="4 requests wait"):
+            await backend.send(asked)
+        leaving = asking.pop()
+        leaving.cancel()
+        await until(lambda: own._queue.num_waiting == 3)
+        device.holder = "tiny"
+        await until(lambda: device.turn._is_mine)
+        assert own._sleeper.state is SleepState.ASLEEP, "the other model still holds memory"
+        device.other.free()
+        answers = await asyncio.gather(*asking)
+    assert [[each.row for each in answer] for answer in answers] == [expected] * 3
+    assert await waiting(own) == 0
+    assert not device.other.try_take()
+    assert await own.rows(*TEXTS) == expected, "in its turn it answers at once"
+
+
+async def test_what_makes_room_for_another_key_while_it_waits_is_told_before_its_turn(
+    device: Device, own: Replica
+) -> None:
+    own.reconfigure({"max_queued_requests": 1})
+    own._sleeper._notice_interval_s = 0.001
+    await lose_turn(device, own)
+    asked = PoolingRequest("r", TEXTS)
+    backend = local_backend(own)
+    async with aclosing(backend):
+        first, second = (asyncio.ensure_future(backend.send(asked)) for _ in range(2))
+        await until(lambda: own._queue.num_waiting == 2)
+        other = asyncio.ensure_future(backend.send(replace(asked, claim=Claim(tenant="other"))))
+        with pytest.raises(OverloadedError):
+            await second
+        assert own._queue.num_waiting == 2
+        device.other.free()
+        device.holder = "tiny"
+        assert len(await first) == len(await other) == len(TEXTS)
+
+
+async def test_texts_that_run_when_the_turn_ends_are_finished_and_all_others_wait(
+    device: Device, own: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = await own.rows("a text")
+    gate = Gate(own, monkeypatch)
+    running = asyncio.ensure_future(own.rows("a text"))
+    assert await asyncio.to_thread(gate.has_begun.wait, DEADLINE_S)
+    asked = [asyncio.ensure_future(own.pool(PoolingRequest("r", ("b",)))) for _ in range(3)]
+    await until(lambda: sum(map(len, own._queue._ready.values())) == 3)
+    device.holder = "other"
+    assert await asyncio.gather(*asked) == [Asleep(own._replica_id)] * 3
+    assert own._sleeper.state is SleepState.AWAKE
+    assert not device.other.try_take(), "it still computes"
+    gate.open()
+    assert await running == expected
+    await lose_turn(device, own)
+
+
+async def test_texts_that_outlast_the_turn_for_too_long_are_computed_in_the_next_one(
+    device: Device, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_replica, "graceful_shutdown_timeout_s", lambda: 0.0)
+    own = Replica(folders["classify"], "classify")
+    expected = await own.rows("a text")
+    gate = Gate(own, monkeypatch)
+    backend = local_backend(own)
+    async with aclosing(backend):
+        asking = asyncio.ensure_future(backend.send(PoolingRequest("r", ("a text",))))
+        assert await asyncio.to_thread(gate.has_begun.wait, DEADLINE_S)
+        device.holder = "other"
+        await until(lambda: own._queue.num_waiting == 1)
+        assert own._sleeper.state is not SleepState.ASLEEP, "its weights are still read"
+        gate.open()
+        await lose_turn(device, own)
+        device.other.free()
+        device.holder = "tiny"
+        assert [each.row for each in await asking] == expected
+    assert own.ends == 0
+    own.__del__()
+
+
+async def test_a_pinned_model_that_nobody_asks_wakes_in_its_turn(
+    device: Device, own: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await lose_turn(device, own)
+    await until(lambda: own._sleeper._change is None)
+    monkeypatch.setattr(own._sleeper, "_is_kept_awake", pinned)
+    device.other.free()
+    device.holder = "tiny"
+    await own.check_health()
+    await until(lambda: own._sleeper.state is SleepState.AWAKE)
+
+
+async def pinned() -> bool:
+    return True
+
+
+def test_turns_on_a_gpu_are_refused(folders: dict[str, Path]) -> None:
+    made = TextPooler.__new__(TextPooler)
+    made._spec = replace(spec(folders["embed"], task="embed"), turn_group="card")
+    made._device = type("Gpu", (), {"torch_device": torch.device("cuda")})()
+    with pytest.raises(UnsupportedModelError, match=NO_POOLER_TURNS_ON_GPU):
+        made._start()

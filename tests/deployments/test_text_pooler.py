@@ -482,13 +482,13 @@ def let_begin(classifier: TextPooler, told: list[PoolingEvent]) -> None:
 
 async def test_suspects_are_classified_one_at_a_time_beside_other_texts(gate: Gate) -> None:
     suspect = PoolingRequest("s", ("bad",), num_deaths=1)
-    first, second = (aiter(gate.classifier.pool_suspect(suspect)) for _ in range(2))
+    first, second = (aiter(gate.classifier.pool_in_turn(suspect)) for _ in range(2))
     let_begin(gate.classifier, await anext(first))
     answer = asyncio.ensure_future(anext(first))
     await gate.wait_for_batch()
     waiting = asyncio.ensure_future(anext(second))
     other = asyncio.ensure_future(classified(gate.classifier, "good"))
-    await until(lambda: gate.classifier._queue.num_waiting == 1)
+    await until(lambda: gate.classifier._queue.num_waiting == 2)
     assert not waiting.done()
     gate.open()
     assert await answer == [await classified(gate.classifier, "bad")]
@@ -500,7 +500,7 @@ async def test_suspects_are_classified_one_at_a_time_beside_other_texts(gate: Ga
 
 async def test_a_suspect_that_is_refused_is_told_so(classifier: TextPooler) -> None:
     for text in ("\ud800", "x" * 1000):
-        events = aiter(classifier.pool_suspect(PoolingRequest("s", (text,), num_deaths=1)))
+        events = aiter(classifier.pool_in_turn(PoolingRequest("s", (text,), num_deaths=1)))
         let_begin(classifier, await anext(events))
         (answer,) = [event async for (event,) in events]
         assert isinstance(answer, Refused)
@@ -513,7 +513,7 @@ async def test_a_suspect_without_its_go_ahead_is_not_classified(
     monkeypatch.setattr(go_ahead, "TICK_S", 0.0)
     suspect = PoolingRequest("s", ("bad",), num_deaths=1)
     for _ in range(2):
-        found = [event async for (event,) in gate.classifier.pool_suspect(suspect)]
+        found = [event async for (event,) in gate.classifier.pool_in_turn(suspect)]
         assert [type(event) for event in found] == [Started]
     assert gate.classifier._queue.num_waiting == 0
 

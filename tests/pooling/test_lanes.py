@@ -1,5 +1,6 @@
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -20,9 +21,10 @@ from deployments.pooling.lanes import (
     Sweep,
     choose_num_lanes,
     num_parts,
+    texts_of,
 )
 from deployments.pooling.micro_batches import in_order
-from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue
+from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue, Row, TurnOverError
 from tests.pooling.tiny_classifiers import MODELS, qwen2
 
 DEADLINE_S = 20
@@ -397,3 +399,33 @@ def test_a_cpu_has_a_lane_for_each_thread_and_a_gpu_two() -> None:
 def test_a_model_whose_positions_depend_on_its_batch_has_one_lane(kind: str, expected: int) -> None:
     model = qwen2(rope_parameters={"rope_type": kind, "rope_theta": 1e4, "factor": 2.0})
     assert choose_num_lanes(model, CPU, 2) == expected
+
+
+def test_a_job_has_begun_once_a_lane_has_one_of_its_texts_and_its_rest_can_be_given_back() -> None:
+    setup = Setup(max_tokens=LONG)
+    first, second = setup.put(LONG, LONG), setup.put(LONG)
+    work = setup.take()
+    assert (first.has_begun, second.has_begun) == (True, False)
+    setup.queue.give_back(begun=True)
+    for text in work.texts:
+        text.answer.note(text.index, b"late")
+    setup.lanes.give_back(work)
+    setup.queue.poke()
+    assert setup.take().texts == [], "nobody waits for the others"
+    for job in (first, second):
+        assert isinstance(job.answer.exception(0), TurnOverError)
+
+
+def test_a_job_that_is_given_back_while_its_last_row_comes_in_stays_so() -> None:
+    class Late(Future[list[Row]]):
+        def done(self) -> bool:
+            if not super().done():
+                self.set_exception(TurnOverError())
+                return False
+            return True
+
+    job = Job(answer=Late())
+    job.sequences = ((1,),)
+    (text,) = texts_of(job)
+    text.answer.note(0, b"row")
+    assert isinstance(job.answer.exception(0), TurnOverError)

@@ -11,7 +11,7 @@ from deployments.contract.errors import (
     ReplicaUnavailableError,
 )
 from deployments.plan.replica_report import NO_WAITS, Waits
-from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue
+from deployments.pooling.request_queue import Job, QueueLimits, RequestQueue, TurnOverError
 from tests.hand_clock import HandClock
 
 ENOUGH = QueueLimits(100, None)
@@ -308,3 +308,37 @@ def test_waiting_tokens_are_those_of_what_waits(stack: ExitStack) -> None:
     assert queue.num_waiting_tokens == 1 + 2 + 8
     queue.take_others({A.queue})
     assert queue.num_waiting_tokens == 1 + 2
+
+
+def test_when_the_turn_is_over_what_has_begun_goes_on_and_all_else_is_given_back(
+    stack: ExitStack,
+) -> None:
+    queue = RequestQueue(ENOUGH)
+    begun, taken = put(queue, stack, 1), put(queue, stack, 1)
+    queue.take_all()
+    begun.has_begun = True
+    ready, unready = put(queue, stack, 1), stack.enter_context(queue.entered())
+    queue.give_back()
+    assert [isinstance(each.answer.exception(0), TurnOverError) for each in (taken, ready)] == [
+        True,
+        True,
+    ]
+    assert not begun.answer.done()
+    assert not unready.answer.done(), "it is put into the next turn's queue"
+    assert (queue.num_running, queue.num_waiting, queue.num_waiting_tokens) == (1, 1, 0)
+    queue.give_back(begun=True)
+    assert isinstance(begun.answer.exception(0), TurnOverError)
+    queue.give_back(begun=True)  # nothing ends twice
+
+
+def test_a_request_that_is_answered_or_has_left_when_the_turn_ends_stays_so(
+    stack: ExitStack,
+) -> None:
+    queue = RequestQueue(ENOUGH)
+    answered, left = put(queue, stack, 1), put(queue, stack, 1)
+    left.answer.cancel()
+    assert queue.take_all() == [answered]
+    answered.answer.set_result([])
+    queue.give_back(begun=True)
+    assert answered.answer.result(0) == []
+    assert left.answer.cancelled()

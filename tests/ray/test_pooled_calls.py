@@ -14,9 +14,8 @@ import pytest
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.contract.generation import Refused
 from deployments.contract.model_spec import ModelSpec
-from deployments.contract.pooling import Pooled, PooledText, PoolingRequest
+from deployments.contract.pooling import PooledText, PoolingAnswer, PoolingRequest
 from deployments.text_pooler import TextPooler
 from serve_app.backends.replicas.handle_backend import HandleBackend
 from serve_app.backends.replicas.model_router import PATH as MODEL_ROUTER
@@ -39,11 +38,11 @@ class HeldPooler(TextPooler):
         self._folder = Path(spec.source)
         self._channels.take_calls(self._held)
 
-    async def pool(self, request: PoolingRequest) -> Pooled | Refused:
+    async def pool(self, request: PoolingRequest) -> PoolingAnswer:
         (self._folder / f"call-{request.request_id}").touch()
         return await super().pool(request)
 
-    async def _held(self, request: PoolingRequest) -> Pooled | Refused:
+    async def _held(self, request: PoolingRequest) -> PoolingAnswer:
         (self._folder / f"held-{request.request_id}").write_text(str(os.getpid()))
         while (self._folder / "hold").exists():  # noqa: ASYNC110 - another process removes it
             await asyncio.sleep(0.01)

@@ -3,7 +3,8 @@
 A request for a text or for rows is offered to several replicas while these refuse it (`refusals`).
 A text's call is accepted or refused, and ends with its sequence; the deltas come through the
 channel to the replica (`token_channels`). A request for rows takes that channel in place of a call
-where it stands (`pooled_calls`). A call is cancelled when its caller stops waiting.
+where it stands (`pooled_calls`), but not while it waits for its model's turn. A call is cancelled
+when its caller stops waiting.
 """
 
 import os
@@ -24,7 +25,7 @@ from deployments.contract.generation import (
     Request,
     TokenizeRequest,
 )
-from deployments.contract.pooling import Pooled, PoolingEvent, PoolingRequest
+from deployments.contract.pooling import Asleep, Pooled, PoolingEvent, PoolingRequest
 from serve_app.backends.replicas.admission_queue import AdmissionQueue
 from serve_app.backends.replicas.backend import (
     AnswerT,
@@ -85,7 +86,7 @@ class HandleBackend:
         self._handle = handle
         # Made at once: with them Serve's router begins to say which replicas run.
         self._generate = handle.options(method_name="generate", stream=True)
-        self._pool_suspect = handle.options(method_name="pool_suspect", stream=True)
+        self._pool_in_turn = handle.options(method_name="pool_in_turn", stream=True)
         self._running = RunningReplicas() if running is None else running
         self._spans = spans
         self._channels = TokenChannels(os.environ)
@@ -272,11 +273,43 @@ class HandleBackend:
             return answer.texts
 
     async def _ask_for_rows(self, request: PoolingRequest) -> object:
-        """Return the answer of a suspect's replica, of one with a channel, or of any."""
-        if request.num_deaths:
-            return await self._ask_suspect(request)
-        answer = await self._calls.send(request)
-        return await self._ask("pool", request) if answer is None else answer
+        """Return the answer of a replica with a channel, or of any; or the one of a turn.
+
+        Suspects wait for a turn of their own, and others if their model has none.
+        """
+        if not request.num_deaths:
+            answer: object = await self._calls.send(request)
+            if answer is None:
+                answer = await self._ask("pool", request)
+            if not isinstance(answer, Asleep):
+                return answer
+        return await self._ask_in_turn(request)
+
+    async def _ask_in_turn(self, request: PoolingRequest) -> PoolingEvent:
+        """Return what a replica answers in the request's turn.
+
+        The call is made again if the turn ends too early, and as in `_open`.
+
+        Raises:
+            LostAfterStartError: The replica was lost after it had begun with the request.
+            LostAsleepError: Too many were lost, one after the other, before they had.
+            RaystreamError: See `first_answer`.
+        """
+        num_lost = 0
+        while True:
+            sent = replace(request, elapsed_s=seconds_since_arrival())
+            call = self._pool_in_turn.remote(sent)
+            responses = cast("Responses[PoolingEvent]", call)
+            try:
+                answer = await first_answer(responses, self._channels, self._running.has_left)
+            except LostAsleepError:
+                num_lost += 1
+                if num_lost > MAX_LOST_ASLEEP:
+                    raise
+                continue
+            await read_to_end(responses)
+            if not isinstance(answer, Asleep):
+                return answer
 
     def _informed(self, claim: Claim) -> Claim:
         """Return a claim that tells the replica what the tenant got, and since when it waits."""
@@ -286,10 +319,3 @@ class HandleBackend:
             ingress=self._channels.channel_id,
             backlog=self._backlogs.numbers.get(claim.tenant, 0),
         )
-
-    async def _ask_suspect(self, request: PoolingRequest) -> PoolingEvent:
-        call = self._pool_suspect.remote(request)
-        responses = cast("Responses[PoolingEvent]", call)
-        answer = await first_answer(responses, self._channels)
-        await read_to_end(responses)
-        return answer

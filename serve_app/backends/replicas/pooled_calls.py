@@ -12,9 +12,8 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import Final
 
-from deployments.contract.errors import ReplicaUnavailableError
-from deployments.contract.generation import Refused
-from deployments.contract.pooling import CallAddress, Pooled, PoolingRequest
+from deployments.contract.errors import RaystreamError, ReplicaUnavailableError
+from deployments.contract.pooling import CallAddress, PoolingAnswer, PoolingRequest
 from serve_app.backends.replicas.running_replicas import RunningReplicas
 from serve_app.backends.replicas.token_channels import Channel, TokenChannels
 
@@ -46,7 +45,7 @@ class PooledCalls:
         self._asked_s = 0.0
         self._asking: asyncio.Task[None] | None = None
 
-    async def send(self, request: PoolingRequest) -> Pooled | Refused | None:
+    async def send(self, request: PoolingRequest) -> PoolingAnswer | None:
         """Return a replica's answer; None if the request must be one of Serve's calls.
 
         Raises:
@@ -56,11 +55,9 @@ class PooledCalls:
         answer = None if channel is None else await channel.call(request)
         if channel is None or answer is None:
             return None
-        match answer.outcome:
-            case Pooled() | Refused() as outcome:
-                return outcome
-            case error:
-                raise error
+        if isinstance(answer.outcome, RaystreamError):
+            raise answer.outcome
+        return answer.outcome
 
     def _choose(self, refused_by: frozenset[str]) -> Channel | None:
         """Return the less busy of two channels, as Serve's router does; None if there is none.

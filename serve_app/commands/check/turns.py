@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from deployments.contract.model_spec import ModelConfig
+from deployments.contract.model_spec import NO_POOLER_TURNS_ON_GPU, ModelConfig
 from deployments.contract.strict_model import StrictModel
 from deployments.turns import MAX_START_S, fit_together
 from serve_app.commands.check.sleep_check import scaling_of, sections_of
@@ -215,11 +215,8 @@ def _light_advice(model: ModelConfig, section: Mapping[str, Any]) -> Iterator[st
         model: Its entry.
         section: Its section of `deployments:`.
     """
-    if model.task != "generate":
-        yield (
-            "has no streams that could be parked: take it out of the group, or the group out of "
-            "`light`, so that swaps end and start processes"
-        )
+    if not model.can_take_light_turns and model.engine == "raystream":
+        yield NO_POOLER_TURNS_ON_GPU
     elif not model.can_take_light_turns:
         yield (
             "is vLLM's, which takes no light turns: take it out of the group, or the group out of "

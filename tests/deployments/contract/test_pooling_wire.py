@@ -23,7 +23,7 @@ from deployments.contract.errors import (
     overload_reason,
 )
 from deployments.contract.generation import Refused
-from deployments.contract.pooling import Pooled, PooledText, PoolingRequest, TextPair
+from deployments.contract.pooling import Asleep, Pooled, PooledText, PoolingRequest, TextPair
 from deployments.contract.pooling_wire import (
     GOODBYE,
     MAX_CALL_BYTES,
@@ -101,6 +101,11 @@ def test_an_error_arrives_as_it_was_raised(error: RaystreamError) -> None:
         assert isinstance(found, RaystreamError)
         assert (type(found), found.args) == (type(error), error.args)
         assert overload_reason(found) is overload_reason(error)
+
+
+def test_a_replica_whose_model_has_no_turn_says_so() -> None:
+    asleep = CallAnswer(2, Asleep("a"))
+    assert decode_answer(payload(encode_answer(3, asleep))) == (3, asleep)
 
 
 def test_an_error_that_the_ingress_does_not_know_is_a_general_one() -> None:

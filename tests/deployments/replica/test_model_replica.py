@@ -94,7 +94,7 @@ class SleepingReplica(Replica):
     def _start(self) -> None:
         super()._start()
         self._metrics = ReplicaMetrics(MetricStore(GENERATOR), "m")
-        self._sleeper = self._open_sleeper(Engine())
+        self._sleeper = self._open_sleeper(Engine(), None, lambda: None, lambda: None)
 
 
 def open_cpu(_: ModelSpec) -> MemoryDevice:

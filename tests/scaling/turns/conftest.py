@@ -1,7 +1,8 @@
 """A server of models that take turns, with two ingresses; one of the models can't be loaded.
 
 Once they end their processes after a turn, and once they keep them and sleep lightly. Where they
-end, a small model has room beside the first one, and all others take turns with both.
+end, a small model has room beside the first one, and all others take turns with both. Where they
+sleep, one more embeds texts.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import yaml
 
 from benchmarks.turns.server import ROOM_FOR_ONE
 from tests.changing_server import ChangingServer
@@ -22,7 +24,7 @@ from tests.faults.served.replicas import Replicas, reached
 from tests.faults.served.sizes import MODEL_SECTION
 from tests.ray.serve_run import ROOT, Server
 from tests.scaling.conftest import scaled_config
-from tests.scaling.turns.models import BODIES, DAMAGED, FIRST, MODELS, SECOND, SMALL
+from tests.scaling.turns.models import BODIES, DAMAGED, FIRST, MODELS, SEARCH, SECOND, SMALL
 
 WEIGHTS = "model.safetensors"
 
@@ -61,7 +63,13 @@ def turns_config(folder: Path, kind: Kind) -> dict[str, Any]:
             copy.deepcopy(entry) | {"id": name, "source": str(source)}
         )
     group: Any = [*names]
-    if kind == "ends":
+    if kind == "light":
+        shipped = yaml.safe_load((ROOT / "serve_config.yaml").read_text())["applications"][0]
+        (search,) = (each for each in shipped["args"]["models"] if each["id"] == SEARCH)
+        application["args"]["models"].append(search)
+        application["deployments"].append(copy.deepcopy(section) | {"name": SEARCH})
+        group.append(SEARCH)
+    else:
         group = PARTS
         for each in application["deployments"][1:]:
             # Serve's controller has a thousandth of this resource.

@@ -14,6 +14,15 @@ DAMAGED = DETECTOR
 SMALL = "pydoc-small"
 """Has room beside the first model, where processes end."""
 
+SEARCH = "pydoc-search"
+"""Embeds texts, where models sleep lightly."""
+
+EMBEDDED = {
+    "model": SEARCH,
+    "input": ["join two paths", "start a thread " * 20, "x"],
+    "encoding_format": "base64",
+}
+
 MODELS = (FIRST, SECOND, DAMAGED)
 
 NUM_TOKENS = 800

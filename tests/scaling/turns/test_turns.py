@@ -15,12 +15,22 @@ import psutil
 import pytest
 
 from tests.faults.served.answer import Answer, Stream, assert_equal, opened, read, slow_streams
+from tests.faults.served.devices import shown
 from tests.faults.served.ingresses import Ingresses
 from tests.faults.served.redeploy import Deployed
 from tests.faults.served.replicas import DEADLINE_S, Replicas, reached
 from tests.measured import Record
 from tests.ray.serve_run import Server
-from tests.scaling.turns.models import BODIES, DAMAGED, FIRST, SECOND, SMALL, quick
+from tests.scaling.turns.models import (
+    BODIES,
+    DAMAGED,
+    EMBEDDED,
+    FIRST,
+    SEARCH,
+    SECOND,
+    SMALL,
+    quick,
+)
 
 REPLICA = "ray::ServeReplica:raystream:"
 CONTROLLER = "ray::ServeController"
@@ -85,18 +95,43 @@ class Turns:
     @asynccontextmanager
     async def waiting(self, model: str, *, other: str) -> AsyncIterator[None]:
         """Ask a model while another one keeps its turn until the end of the block."""
-        await self._act(other, "pin")
-        try:
-            assert (await read(self._client, quick(other))).is_whole
-            async with opened(self._client, quick(model)) as stream:
-                reading = asyncio.ensure_future(stream.read_to_end())
-                await reached(lambda: was_told_to_wait(stream.answer, model))
-                yield
-                assert not reading.done()
-                await self._act(other, "unpin")
-                assert (await reading).is_whole
-        finally:
+        async with self._pinned(other), opened(self._client, quick(model)) as stream:
+            reading = asyncio.ensure_future(stream.read_to_end())
+            await reached(lambda: was_told_to_wait(stream.answer, model))
+            yield
+            assert not reading.done()
             await self._act(other, "unpin")
+            assert (await reading).is_whole
+
+    @asynccontextmanager
+    async def _pinned(self, model: str) -> AsyncIterator[None]:
+        """Let a model keep its turn in the block."""
+        await self._act(model, "pin")
+        try:
+            assert (await read(self._client, quick(model))).is_whole
+            yield
+        finally:
+            await self._act(model, "unpin")
+
+    async def embed(self) -> list[str]:
+        """Return the vectors of some texts, to the last bit."""
+        answer = await self._client.post("/v1/embeddings", json=EMBEDDED)
+        assert answer.status_code == 200, answer.text
+        return [each["embedding"] for each in answer.json()["data"]]
+
+    @asynccontextmanager
+    async def embedding(
+        self, number: int, *, other: str
+    ) -> AsyncIterator[list[asyncio.Task[list[str]]]]:
+        """Have texts embedded while another model keeps its turn until the end of the block."""
+        async with self._pinned(other):
+            asking = [asyncio.create_task(self.embed()) for _ in range(number)]
+            async with asyncio.timeout(DEADLINE_S):
+                while (await shown(self._client, SEARCH)).total("num_waiting") < number:  # noqa: ASYNC110 - another process's state
+                    await asyncio.sleep(0.05)
+            yield asking
+            assert not any(each.done() for each in asking)
+        await asyncio.wait(asking)
 
     async def ask(self, model: str) -> Answer:
         """Ask a model when no other one works, which gives it the turn."""
@@ -262,3 +297,22 @@ async def test_calls_that_wait_for_a_turn_do_not_hold_up_the_stop_of_their_repli
         section["ray_actor_options"] = {"num_cpus": 0.05}
         await turns.deployed.apply()
         await reached(lambda: not second.is_running())
+
+
+@pytest.mark.parametrize("server", ["light"], indirect=True)
+async def test_texts_are_embedded_in_their_model_s_turns_though_its_sleeping_replica_is_killed(
+    turns: Turns,
+) -> None:
+    expected = await turns.embed()
+    for _ in range(2):
+        assert (await turns.ask(FIRST)).is_whole
+        assert await turns.embed() == expected
+    async with turns.embedding(4, other=FIRST) as asking:
+        before = await turns.started(f"{REPLICA}{SEARCH}")
+    assert [each.result() for each in asking] == [expected] * 4
+    assert (await turns.started(f"{REPLICA}{SEARCH}")).pid == before.pid, "it has slept"
+    async with turns.embedding(4, other=FIRST) as asking:
+        before.kill()
+        await reached(lambda: not before.is_running())
+    assert [each.result() for each in asking] == [expected] * 4
+    assert (await turns.started(f"{REPLICA}{SEARCH}")).pid != before.pid

@@ -17,9 +17,11 @@ from deployments.contract.errors import (
 )
 from deployments.contract.generation import Refused, Started
 from deployments.contract.pooling import (
+    Asleep,
     CallAddress,
     Pooled,
     PooledText,
+    PoolingAnswer,
     PoolingEvent,
     PoolingRequest,
 )
@@ -60,9 +62,13 @@ class Replica:
         self.error: Exception | None = None
         self.may_answer = asyncio.Event()
         self.may_answer.set()
+        self.is_between_turns = False
+        self._is_in_turn = False
 
-    async def pool(self, request: PoolingRequest) -> Pooled | Refused:
+    async def pool(self, request: PoolingRequest) -> PoolingAnswer:
         self.requests.append(request)
+        if self.is_between_turns and not self._is_in_turn:
+            return Asleep(self.name)
         if self.refusal is not None:
             return self.refusal
         self.num_running += 1
@@ -74,11 +80,13 @@ class Replica:
             raise self.error
         return Pooled(TEXTS, self.name)
 
-    async def pool_suspect(self, request: PoolingRequest) -> AsyncIterator[list[PoolingEvent]]:
+    async def pool_in_turn(self, request: PoolingRequest) -> AsyncIterator[list[PoolingEvent]]:
         with self.channels.go_aheads.expect() as go_ahead:
             yield [Started(await self.channels.address(), go_ahead.number)]
             assert await go_ahead.is_given()
+        self._is_in_turn = True
         yield [await self.pool(request)]
+        self._is_in_turn = False
 
     async def call_address(self) -> CallAddress:
         address = None if self.is_scaled_by_calls else await self.channels.address()
@@ -150,7 +158,7 @@ class Model:
 
     def options(self, method_name: str, stream: bool) -> Method:
         assert stream
-        return Method(lambda request: Responses(self.replicas[-1].pool_suspect(request)))
+        return Method(lambda request: Responses(self.replicas[-1].pool_in_turn(request)))
 
     def broadcast(self, method: str) -> Broadcast:
         assert method == "call_address"
@@ -578,3 +586,18 @@ async def test_another_replica_answers_what_was_lost_and_only_the_killed_one_s_i
             lost.channels.close()
         assert await asked == TEXTS
         assert [each.num_deaths for each in other.requests] == [int(how == "killed")]
+
+
+async def test_a_request_whose_model_has_no_turn_leaves_the_channel_and_waits_in_serve_s_call() -> (
+    None
+):
+    model = Model("a")
+    async with backend_of(model) as backend:
+        await connected(backend, model)
+        (replica,) = model.replicas
+        replica.is_between_turns = True
+        assert await backend.send(REQUEST) == TEXTS
+        assert (len(replica.requests), model.num_served) == (2, 0)
+        replica.is_between_turns = False
+        assert await backend.send(REQUEST) == TEXTS
+        assert (len(replica.requests), model.num_served) == (3, 0)

@@ -17,13 +17,24 @@ from deployments.contract.errors import (
     OverloadedError,
     ReplicaUnavailableError,
 )
-from deployments.contract.generation import Refused, Started
-from deployments.contract.pooling import Pooled, PooledText, PoolingEvent, PoolingRequest
+from deployments.contract.generation import Refused, Started, Waking
+from deployments.contract.pooling import (
+    Asleep,
+    Pooled,
+    PooledText,
+    PoolingAnswer,
+    PoolingEvent,
+    PoolingRequest,
+)
 from raystream.local_handle import LocalHandle
 from serve_app.backends.replicas.backend import DescribeRequest, PingRequest
-from serve_app.backends.replicas.handle_backend import HandleBackend
+from serve_app.backends.replicas.handle_backend import MAX_LOST_ASLEEP, HandleBackend
 from serve_app.backends.replicas.refusals import MAX_ATTEMPTS
-from serve_app.backends.replicas.replica_errors import LostAfterStartError, ReplicaStoppedError
+from serve_app.backends.replicas.replica_errors import (
+    LostAfterStartError,
+    LostAsleepError,
+    ReplicaStoppedError,
+)
 from serve_app.http.request_record import CURRENT_RECORD, RequestRecord
 from tests.offenders import for_each
 from tests.serve_app.backends.replicas.test_handles import (
@@ -186,7 +197,7 @@ class Suspects:
         self.idle = asyncio.Event()
         self._end = end
 
-    async def pool_suspect(
+    async def pool_in_turn(
         self, request: PoolingRequest
     ) -> AsyncGenerator[list[PoolingEvent], None]:
         assert request.num_deaths
@@ -257,3 +268,101 @@ async def test_a_suspect_whose_replica_is_stopped_did_not_kill_it() -> None:
     async with suspects(asyncio.CancelledError()) as (model, _):
         with pytest.raises(ReplicaStoppedError):
             await model.send(SUSPECT)
+
+
+Fate = PoolingAnswer | BaseException
+
+
+class Sleeper:
+    """A replica in this process whose model has no turn when it is asked.
+
+    Its calls that wait for the turn meet these fates, one after the other.
+    """
+
+    def __init__(self, *fates: tuple[Fate, Fate | None]) -> None:
+        self.channels = ChannelServer("127.0.0.1")
+        self.asked: list[PoolingRequest] = []
+        self._fates = iter(fates)
+
+    async def pool(self, request: PoolingRequest) -> PoolingAnswer:
+        return Asleep("a")
+
+    async def pool_in_turn(
+        self, request: PoolingRequest
+    ) -> AsyncGenerator[list[PoolingEvent], None]:
+        self.asked.append(request)
+        while_asleep, then = next(self._fates)
+        for waited_s in (0.0, 2.0):
+            yield [Waking("m", waited_s, "a")]
+        if isinstance(while_asleep, BaseException):
+            raise while_asleep
+        if then is None:
+            yield [while_asleep]
+            return
+        with self.channels.go_aheads.expect() as go_ahead:
+            yield [Started(await self.channels.address(), go_ahead.number)]
+            assert await go_ahead.is_given()
+        if isinstance(then, BaseException):
+            raise then
+        yield [then]
+
+
+POOLED = Pooled(ANSWER, "a")
+"""After `POOLED`, or anything that is no error, it wakes."""
+
+
+@asynccontextmanager
+async def asleep(
+    *fates: tuple[Fate, Fate | None],
+) -> AsyncIterator[tuple[HandleBackend, Sleeper]]:
+    replica = Sleeper(*fates)
+    handle = cast("DeploymentHandle[Any]", LocalHandle(replica))
+    async with aclosing(HandleBackend(handle)) as model:
+        yield model, replica
+    replica.channels.close()
+
+
+async def test_a_request_waits_for_its_model_s_turn_and_is_told_so() -> None:
+    notices: list[object] = []
+    record = RequestRecord("r", "POST", now=lambda: 12.5, started_s=10.0)
+    record.on_notice = notices.append
+    token = CURRENT_RECORD.set(record)
+    try:
+        async with asleep((POOLED, POOLED)) as (model, replica):
+            assert await model.send(REQUEST) == ANSWER
+    finally:
+        CURRENT_RECORD.reset(token)
+    assert [(each.num_deaths, each.elapsed_s) for each in replica.asked] == [(0, 2.5)]
+    assert len(notices) == 1
+
+
+async def test_a_full_model_refuses_what_would_wait_for_its_turn() -> None:
+    async with asleep((full("a"), None)) as (model, _):
+        with pytest.raises(OverloadedError, match="full"):
+            await model.send(REQUEST)
+
+
+@for_each(
+    [(ActorDiedError(), None), (POOLED, POOLED)],  # killed
+    [(asyncio.CancelledError(), None), (POOLED, POOLED)],  # stopped, as Ray tells it
+    [(POOLED, Asleep("a")), (POOLED, POOLED)],  # its turn ended before the texts were computed
+)
+async def test_a_request_asks_again_if_its_replica_or_its_turn_ends_too_early(
+    fates: list[tuple[Fate, Fate | None]],
+) -> None:
+    async with asleep(*fates) as (model, replica):
+        assert await model.send(REQUEST) == ANSWER
+    assert [each.num_deaths for each in replica.asked] == [0, 0], "it is no suspect"
+
+
+async def test_a_request_that_was_begun_with_in_its_turn_may_have_killed_its_replica() -> None:
+    async with asleep((POOLED, ActorDiedError())) as (model, _):
+        with pytest.raises(LostAfterStartError):
+            await model.send(REQUEST)
+
+
+async def test_a_model_whose_replicas_all_die_before_they_wake_is_lost_in_the_end() -> None:
+    async with asleep(*[(ActorDiedError(), None)] * (MAX_LOST_ASLEEP + 1)) as (model, replica):
+        with pytest.raises(LostAsleepError):
+            await model.send(REQUEST)
+    assert len(replica.asked) == MAX_LOST_ASLEEP + 1

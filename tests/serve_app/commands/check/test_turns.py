@@ -206,16 +206,27 @@ def test_models_of_a_light_group_on_a_gpu_say_their_part_of_it_and_when_they_sle
     )
 
 
-def test_a_light_group_takes_only_models_that_generate() -> None:
+def with_a_pooler(**entry: Any) -> list[str]:
+    """Return what is wrong with a light group of a model that generates and one that classifies."""
     document = file_with(groups={"cpu": BOTH}, light=["cpu"])
-    for entry in document["applications"][0]["args"]["models"]:
-        entry["light_sleep_after_s"] = 60
-    found = [each for each in find_problems(yaml.safe_dump(document)) if "max_replicas" not in each]
-    assert found == [
-        f"{KWARGS}.light: 'pydoc-detector', of the group 'cpu', has no streams that could be "
-        "parked: take it out of the group, or the group out of `light`, so that swaps end and "
-        "start processes"
-    ]
+    application = document["applications"][0]
+    for section in application["deployments"][1:]:
+        section["autoscaling_config"]["max_replicas"] = 1
+    for model in application["args"]["models"]:
+        if model["id"] == BOTH[1]:
+            model |= entry
+    return [*find_problems(yaml.safe_dump(document))]
+
+
+def test_a_light_group_takes_models_that_classify_or_embed_on_a_cpu() -> None:
+    assert with_a_pooler() == []
+    assert with_a_pooler(light_sleep_after_s=60) == []
+    (problem,) = with_a_pooler(device="cuda")
+    assert problem == (
+        f"{KWARGS}.light: 'pydoc-detector', of the group 'cpu', classifies or embeds, and takes "
+        "light turns only on a CPU: write `device: cpu` and `num_gpus: 0` in its entry, take it "
+        "out of the group, or the group out of `light`"
+    )
 
 
 def test_a_light_group_takes_no_model_of_vllm() -> None:
