@@ -7,6 +7,7 @@ where it stands (`pooled_calls`), but not while it waits for its model's turn. A
 when its caller stops waiting.
 """
 
+import asyncio
 import os
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, suppress
@@ -34,6 +35,7 @@ from serve_app.backends.replicas.backend import (
     PingRequest,
 )
 from serve_app.backends.replicas.handles import (
+    LOST,
     Handle,
     Response,
     Responses,
@@ -55,6 +57,9 @@ from serve_app.http.request_record import seconds_since_arrival
 MAX_LOST_ASLEEP: Final = 16
 """How many replicas may end, one after the other, while a call waits for them to wake, before that
 counts as the loss of one: a model may die of each wake."""
+
+LOST_BACKOFF_S: Final = 0.05
+"""Before a lost call for rows is made again: Serve's router may not know yet of the death."""
 
 ADDRESS_TIMEOUT_S: Final = 2.0
 """How long replicas have to say where they listen."""
@@ -302,10 +307,11 @@ class HandleBackend:
             responses = cast("Responses[PoolingEvent]", call)
             try:
                 answer = await first_answer(responses, self._channels, self._running.has_left)
-            except LostAsleepError:
+            except ReplicaUnavailableError as error:
                 num_lost += 1
-                if num_lost > MAX_LOST_ASLEEP:
+                if num_lost > MAX_LOST_ASLEEP or not _had_not_begun(error, request):
                     raise
+                await asyncio.sleep(LOST_BACKOFF_S)
                 continue
             await read_to_end(responses)
             if not isinstance(answer, Asleep):
@@ -319,3 +325,12 @@ class HandleBackend:
             ingress=self._channels.channel_id,
             backlog=self._backlogs.numbers.get(claim.tenant, 0),
         )
+
+
+def _had_not_begun(error: ReplicaUnavailableError, request: PoolingRequest) -> bool:
+    """Return whether a call of `pool_in_turn` was lost before its go-ahead, and is no suspect's.
+
+    Suspects look for another replica as `Retries` says.
+    """
+    is_death = type(error) is ReplicaUnavailableError and isinstance(error.__cause__, LOST)
+    return isinstance(error, LostAsleepError) or (is_death and not request.num_deaths)

@@ -292,6 +292,8 @@ class Sleeper:
     ) -> AsyncGenerator[list[PoolingEvent], None]:
         self.asked.append(request)
         while_asleep, then = next(self._fates)
+        if isinstance(then, ActorDiedError) and isinstance(while_asleep, ActorDiedError):
+            raise then
         for waited_s in (0.0, 2.0):
             yield [Waking("m", waited_s, "a")]
         if isinstance(while_asleep, BaseException):
@@ -344,6 +346,7 @@ async def test_a_full_model_refuses_what_would_wait_for_its_turn() -> None:
 
 @for_each(
     [(ActorDiedError(), None), (POOLED, POOLED)],  # killed
+    [(ActorDiedError(), ActorDiedError()), (POOLED, POOLED)],  # killed before, as Serve hears later
     [(asyncio.CancelledError(), None), (POOLED, POOLED)],  # stopped, as Ray tells it
     [(POOLED, Asleep("a")), (POOLED, POOLED)],  # its turn ended before the texts were computed
 )
