@@ -13,7 +13,7 @@ a call of Serve's (`pool_in_turn`), which waits: such a call tells how it has lo
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -251,18 +251,23 @@ class PoolerReplica(ModelReplica):
         """
         self._note_use()
         try:
-            with self._entered(request) as call:
+            with ExitStack() as held:
+                # Suspects that wait for each other alone leave the room to other requests.
+                call = held.enter_context(self._entered(request)) if self._takes_turns else None
+                use = held.enter_context(self._sleeper.in_use()) if call is None else call.use
                 # A suspect could else be blamed for a death while it waits.
-                async for waited_s in self._sleeper.waking(call.use):
-                    call.job.require_room()
+                async for waited_s in self._sleeper.waking(use):
+                    if call is not None:
+                        call.job.require_room()
                     yield [Waking(self._spec.id, waited_s, self._replica_id)]
-                call.use.is_inside = False  # the turn does not wait for go-aheads
+                use.is_inside = False  # the turn does not wait for go-aheads
                 async with Probation(self._suspects, request.num_deaths):
                     self._require_alive()
                     with self._channels.go_aheads.expect() as go_ahead:
                         yield [Started(await self._channels.address(), go_ahead.number)]
                         if not await go_ahead.is_given():
                             return
+                    call = call or held.enter_context(self._entered(request))
                     answer: PoolingAnswer = await self._answer(call)
         except REFUSALS as error:
             answer = Refused(error, self._replica_id)

@@ -488,7 +488,8 @@ async def test_suspects_are_classified_one_at_a_time_beside_other_texts(gate: Ga
     await gate.wait_for_batch()
     waiting = asyncio.ensure_future(anext(second))
     other = asyncio.ensure_future(classified(gate.classifier, "good"))
-    await until(lambda: gate.classifier._queue.num_waiting == 2)
+    await until(lambda: num_ready(gate.classifier) == 1)
+    assert gate.classifier._queue.num_waiting == 1, "a suspect that waits takes no room from others"
     assert not waiting.done()
     gate.open()
     assert await answer == [await classified(gate.classifier, "bad")]

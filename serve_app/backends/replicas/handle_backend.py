@@ -48,7 +48,11 @@ from serve_app.backends.replicas.handles import (
 from serve_app.backends.replicas.pooled_calls import PooledCalls
 from serve_app.backends.replicas.prefix_memory import prefix_keys
 from serve_app.backends.replicas.refusals import raise_refusal, until_taken
-from serve_app.backends.replicas.replica_errors import LostAfterStartError, LostAsleepError
+from serve_app.backends.replicas.replica_errors import (
+    LostAfterStartError,
+    LostAsleepError,
+    NotBegunError,
+)
 from serve_app.backends.replicas.replica_stream import ReplicaStream
 from serve_app.backends.replicas.running_replicas import RunningReplicas
 from serve_app.backends.replicas.token_channels import TokenChannels
@@ -298,6 +302,7 @@ class HandleBackend:
         Raises:
             LostAfterStartError: The replica was lost after it had begun with the request.
             LostAsleepError: Too many were lost, one after the other, before they had.
+            NotBegunError: The go-ahead did not reach too many, likewise.
             RaystreamError: See `first_answer`.
         """
         num_lost = 0
@@ -332,5 +337,7 @@ def _had_not_begun(error: ReplicaUnavailableError, request: PoolingRequest) -> b
 
     Suspects look for another replica as `Retries` says.
     """
+    if request.num_deaths:
+        return isinstance(error, LostAsleepError)
     is_death = type(error) is ReplicaUnavailableError and isinstance(error.__cause__, LOST)
-    return isinstance(error, LostAsleepError) or (is_death and not request.num_deaths)
+    return is_death or isinstance(error, LostAsleepError | NotBegunError)

@@ -27,6 +27,7 @@ from serve_app.backends.replicas.replica_errors import (
     LostAfterStartError,
     LostAsleepError,
     NoReplicaError,
+    NotBegunError,
     ReplicaStoppedError,
     wait_patiently,
 )
@@ -144,6 +145,7 @@ async def first_answer(
     Raises:
         LostAfterStartError: The replica was lost after the go-ahead.
         LostAsleepError: It was lost, or is about to end, while the call waited for it to wake.
+        NotBegunError: The go-ahead did not reach it.
         RaystreamError: The replica has failed.
     """
     try:
@@ -153,7 +155,7 @@ async def first_answer(
         if isinstance(first, Refused):
             await read_to_end(responses)
     except StopAsyncIteration:
-        raise ReplicaUnavailableError("The model's replica gave no answer.") from None
+        raise NotBegunError("The model's replica gave no answer.") from None
     except BaseException:
         cancel(responses)
         raise
@@ -168,9 +170,13 @@ async def _answer_to_suspect(
     Raises:
         StopAsyncIteration: The replica did not get the go-ahead in time.
         LostAfterStartError: The replica was lost after the go-ahead.
+        NotBegunError: It can't be reached.
         RaystreamError: The replica has failed, or was lost before the go-ahead.
     """
-    channel = await channels.reach(started.channel)
+    try:
+        channel = await channels.reach(started.channel)
+    except ReplicaUnavailableError as error:
+        raise NotBegunError(*error.args) from error
     wait_patiently()
     channel.give_go_ahead(started.number)
     try:

@@ -40,6 +40,10 @@ class NoReplicaError(ReplicaUnavailableError):
         return cls(message, None, RETRY_AFTER_S)
 
 
+class NotBegunError(ReplicaUnavailableError):
+    """The replica has announced that it may begin, and the go-ahead has not reached it in time."""
+
+
 class LostAfterStartError(ReplicaUnavailableError):
     """A replica was lost after the ingress had let it begin, and before it accepted or answered."""
 
