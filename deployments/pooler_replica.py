@@ -251,16 +251,18 @@ class PoolerReplica(ModelReplica):
         """
         self._note_use()
         try:
-            with ExitStack() as held:
-                # Suspects that wait for each other alone leave the room to other requests.
-                call = held.enter_context(self._entered(request)) if self._takes_turns else None
-                use = held.enter_context(self._sleeper.in_use()) if call is None else call.use
+            with self._sleeper.in_use() as use, ExitStack() as held:
+                waits = self._is_between_turns
+                call = held.enter_context(self._entered(request)) if waits else None
                 # A suspect could else be blamed for a death while it waits.
                 async for waited_s in self._sleeper.waking(use):
                     if call is not None:
                         call.job.require_room()
                     yield [Waking(self._spec.id, waited_s, self._replica_id)]
                 use.is_inside = False  # the turn does not wait for go-aheads
+                if request.num_deaths:  # those that wait for each other leave the room to others
+                    held.close()
+                    call = None
                 async with Probation(self._suspects, request.num_deaths):
                     self._require_alive()
                     with self._channels.go_aheads.expect() as go_ahead:

@@ -309,6 +309,30 @@ async def test_what_makes_room_for_another_key_while_it_waits_is_told_before_its
         assert len(await first) == len(await other) == len(TEXTS)
 
 
+async def test_suspects_that_wait_for_each_other_after_their_turn_has_come_take_no_room(
+    device: Device, own: Replica
+) -> None:
+    own.reconfigure({"max_queued_requests": 1})
+    await lose_turn(device, own)
+    suspect = PoolingRequest("s", ("a text",), num_deaths=1)
+    first, second = (aiter(own.pool_in_turn(suspect)) for _ in range(2))
+    for each in (first, second):
+        assert [type(event) for event in await anext(each)] == [Waking]
+    assert own._queue.num_waiting == 2, "they wait for the turn"
+    device.other.free()
+    device.holder = "tiny"
+    (started,) = await anext(first)
+    waiting_for_first = asyncio.ensure_future(anext(second))
+    await until(lambda: own._queue.num_waiting == 0)
+    assert len(await own.rows("another text")) == 1
+    assert isinstance(started, Started)
+    own._channels.go_aheads.give(started.number)
+    assert isinstance((await anext(first))[0], Pooled)
+    assert isinstance((await waiting_for_first)[0], Started)
+    for each in (first, second):
+        await each.aclose()  # type: ignore[attr-defined] # a generator
+
+
 async def test_texts_that_run_when_the_turn_ends_are_finished_and_all_others_wait(
     device: Device, own: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
