@@ -166,7 +166,10 @@ async def test_an_operator_wakes_it(shared: Replica) -> None:
     assert not shared.is_given_back
 
 
-async def test_a_suspect_wakes_it_before_its_turn_comes(shared: Replica) -> None:
+async def test_a_suspect_wakes_it_before_its_turn_comes(
+    shared: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared._sleeper, "_notice_interval_s", DEADLINE_S)  # one notice at most
     expected = await shared.rows("a text")
     await shared.fall_asleep()
     suspect = PoolingRequest("s", ("a text",), num_deaths=1)
@@ -313,6 +316,7 @@ async def test_suspects_that_wait_for_each_other_after_their_turn_has_come_take_
     device: Device, own: Replica
 ) -> None:
     own.reconfigure({"max_queued_requests": 1})
+    own._sleeper._notice_interval_s = DEADLINE_S  # one notice at most
     await lose_turn(device, own)
     suspect = PoolingRequest("s", ("a text",), num_deaths=1)
     first, second = (aiter(own.pool_in_turn(suspect)) for _ in range(2))
