@@ -5,6 +5,7 @@ it come 700 modules. Neither has a setting against it.
 """
 
 import sys
+import threading
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -40,6 +41,7 @@ class UnusedCompiler(ModuleType):
         super().__init__(COMPILER)
         self.__spec__ = spec
         self.__path__ = spec.submodule_search_locations or []
+        self._leaving = threading.Lock()
 
     @staticmethod
     def allow_in_graph(function: Any) -> Any:
@@ -61,9 +63,13 @@ class UnusedCompiler(ModuleType):
 
     def give_way(self) -> ModuleType:
         """Return the real package."""
-        if sys.modules.get(COMPILER) is self:
-            del sys.modules[COMPILER]
-        return import_module(COMPILER)
+        with self._leaving:  # not while it is imported: that waits for imports of other threads
+            if sys.modules.get(COMPILER) is self:
+                del sys.modules[COMPILER]
+        real = import_module(COMPILER)
+        # Python names a module inside its package when it loads it, and this one was loaded before.
+        vars(real).setdefault(MASKS.rpartition(".")[2], sys.modules[MASKS])
+        return real
 
 
 class InsideCompiler(MetaPathFinder, Loader):

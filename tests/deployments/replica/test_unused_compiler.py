@@ -1,10 +1,15 @@
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
+from threading import Barrier, BrokenBarrierError
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from deployments.replica.unused_compiler import COMPILER, UnusedCompiler
+from deployments.replica import unused_compiler
+from deployments.replica.unused_compiler import COMPILER, MASKS, UnusedCompiler
 
 BEGINNING = """
 import sys
@@ -35,6 +40,8 @@ assert torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(2)).tolist() 
 assert not is_left_out()
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 assert TransformGetItemToIndex is masking_utils.TransformGetItemToIndex
+masks = torch._dynamo._trace_wrapped_higher_order_op
+assert masks.TransformGetItemToIndex is TransformGetItemToIndex
 """,
     "its submodules are those of the real one": LEAN
     + """
@@ -82,3 +89,29 @@ def test_a_decorator_of_the_compiler_left_out_changes_nothing() -> None:
     for decorate in decorators:
         assert decorate(print) is print
     assert not hasattr(unused, "__file__")
+
+
+class MeetingModules(dict[str, ModuleType]):
+    """Modules that two threads look up at the same time, if nothing keeps one of them out."""
+
+    def __init__(self) -> None:
+        self._meeting = Barrier(2)
+
+    def get(self, name: str, default: object = None) -> object:  # type: ignore[override]
+        found = super().get(name, default)
+        with suppress(BrokenBarrierError):
+            self._meeting.wait(timeout=1)
+        return found
+
+
+def test_threads_that_ask_for_the_compiler_at_once_both_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unused, real = UnusedCompiler(ModuleSpec(COMPILER, None)), ModuleType(COMPILER)
+    modules = MeetingModules()
+    modules.update({COMPILER: unused, MASKS: ModuleType(MASKS)})
+    monkeypatch.setattr(unused_compiler, "sys", SimpleNamespace(modules=modules))
+    monkeypatch.setattr(unused_compiler, "import_module", lambda name: real)
+    with ThreadPoolExecutor(2) as threads:
+        found = [threads.submit(unused.give_way) for _ in range(2)]
+    assert [each.result() for each in found] == [real, real]
