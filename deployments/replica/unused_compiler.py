@@ -6,9 +6,10 @@ it come 700 modules. Neither has a setting against it.
 
 import sys
 import threading
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Final
@@ -73,31 +74,35 @@ class UnusedCompiler(ModuleType):
 
 
 class InsideCompiler(MetaPathFinder, Loader):
-    """Finds modules inside the compiler while it is left out: imports the real package.
+    """Finds modules inside the compiler while it is left out, and loads the real package first.
 
     Most of them are imported by then. Python would import such a module a second time, so this
-    finder hands out the one that is there.
+    loader hands out the one that is there.
     """
 
     def __init__(self, unused: UnusedCompiler) -> None:
         self._unused = unused
         self._specs = dict[str, ModuleSpec | None]()
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return how to load a module, None if this finder has no part in that."""
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return how to load a module, None if this finder has no part in that.
+
+        It imports nothing: Python may hold the lock of all imports now, and another thread that
+        waits for it may hold that of a module which the real package needs.
+        """
         if name.rpartition(".")[0] != COMPILER or sys.modules.get(COMPILER) is not self._unused:
             return None
-        self._unused.give_way()
-        module = sys.modules.get(name)
-        if module is None:
-            return None
-        # Python reads how to load a module that is there from the module, not from the answer.
-        self._specs[name], module.__spec__ = module.__spec__, ModuleSpec(name, self)
-        return module.__spec__
+        is_there = PathFinder.find_spec(name, path, target) is not None
+        return ModuleSpec(name, self) if is_there else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module that is there."""
-        return sys.modules[spec.name]
+        """Return the module, which runs once."""
+        self._unused.give_way()
+        module = import_module(spec.name)
+        self._specs[spec.name] = module.__spec__  # Python replaces it now
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Give the module its own attribute back; it has run already."""

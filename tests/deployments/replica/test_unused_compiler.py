@@ -51,6 +51,21 @@ assert torch._dynamo.eval_frame is sys.modules["torch._dynamo.eval_frame"]
 assert torch._dynamo.eval_frame.OptimizedModule is torch._dynamo.OptimizedModule
 assert torch._dynamo.eval_frame.__spec__.origin == torch._dynamo.eval_frame.__file__
 """,
+    "the lock of all imports is free while the real one is imported": LEAN
+    + """
+import _imp
+
+give_way, were_held = UnusedCompiler.give_way, []
+
+def noted(self):
+    were_held.append(_imp.lock_held())
+    return give_way(self)
+
+UnusedCompiler.give_way = noted
+import torch._dynamo.repro.after_dynamo
+assert were_held and not any(were_held), were_held
+assert not is_left_out()
+""",
     "one that is there stays": BEGINNING
     + """
 import torch._dynamo as before
