@@ -329,8 +329,7 @@ class RequestQueue:
             assert self._is_closed, "a request may still enter"
             pending = [job for job in (*self._waiting, *self._running) if not job.answer.done()]
             for job in pending:
-                if job in self._running or job.answer.set_running_or_notify_cancel():
-                    job.answer.set_exception(error)
+                self._fail(job, error)
 
     def give_back(self, *, begun: bool = False) -> None:
         """End encoded requests with `TurnOverError`, since the device has no model for them.
@@ -346,8 +345,11 @@ class RequestQueue:
             for job in (*ready, *taken):
                 # A thread of the device may end it at the same time.
                 with suppress(InvalidStateError):
-                    if job in self._running or job.answer.set_running_or_notify_cancel():
-                        job.answer.set_exception(TurnOverError())
+                    self._fail(job, TurnOverError())
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        if job in self._running or job.answer.set_running_or_notify_cancel():
+            job.answer.set_exception(error)
 
     def _enter(self, job: Job) -> None:
         with self._changed:

@@ -378,7 +378,9 @@ class ModelReplica:
         """
         read_memory, on_cpu = self._read_memory(), self._device.torch_device.type == "cpu"
         self._deep_sleep = DeepSleep(self._spec, MemoryPressure(self._used_memory))
-        end = TurnEnd(park, abort, graceful_shutdown_timeout_s(), self._end_process)
+        end = None
+        if turn is not None:
+            end = TurnEnd(park, abort, graceful_shutdown_timeout_s(), self._end_process)
         sleeper = LightSleeper(
             engine,
             self._deep_sleep.light_after_s,
@@ -386,7 +388,7 @@ class ModelReplica:
             _observer_of_sleep(self._spec, self._metrics),
             is_pinned,
             turn=turn,
-            turn_end=None if turn is None else end,
+            turn_end=end,
             ends_instead=self._deep_sleep.ends_instead,
         )
         if turn is not None:

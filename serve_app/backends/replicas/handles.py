@@ -151,7 +151,7 @@ async def first_answer(
     try:
         first = await _awake(responses, has_left)
         if isinstance(first, Started):
-            first = await _answer_to_suspect(first, responses, channels)
+            first = await _answer_after_go_ahead(first, responses, channels)
         if isinstance(first, Refused):
             await read_to_end(responses)
     except StopAsyncIteration:
@@ -162,10 +162,10 @@ async def first_answer(
     return first
 
 
-async def _answer_to_suspect(
+async def _answer_after_go_ahead(
     started: Started, responses: Responses[EventT_co], channels: TokenChannels
 ) -> EventT_co:
-    """Let a suspect begin at its replica and return its answer.
+    """Let a request begin at its replica and return its answer.
 
     Raises:
         StopAsyncIteration: The replica did not get the go-ahead in time.

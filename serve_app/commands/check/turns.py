@@ -215,13 +215,13 @@ def _light_advice(model: ModelConfig, section: Mapping[str, Any]) -> Iterator[st
         model: Its entry.
         section: Its section of `deployments:`.
     """
-    if not model.can_take_light_turns and model.engine == "raystream":
-        yield NO_POOLER_TURNS_ON_GPU
-    elif not model.can_take_light_turns:
+    if model.engine != "raystream":
         yield (
             "is vLLM's, which takes no light turns: take it out of the group, or the group out of "
             "`light`, so that swaps end and start processes"
         )
+    elif not model.can_take_light_turns:
+        yield NO_POOLER_TURNS_ON_GPU
     elif model.light_sleep_after_s is None:
         yield (
             "sleeps lightly while another model has the turn, and can't or may not: take "
